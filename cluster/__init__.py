@@ -1,0 +1,1 @@
+"""The whole system: one config tree, one table of metrics, one loop over Ray actors."""

@@ -1,0 +1,1 @@
+"""Generation: prompts in, groups of answers out (vLLM engines, one Ray actor each)."""
