@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from functools import cache
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 
-from learner.config import BufferConfig, ModelConfig, OptimConfig
+from learner.config import BufferConfig, ModelConfig, ObjectiveConfig, OptimConfig
 from rollout.config import DataConfig, RolloutConfig
+from rollout.errors import UserError
 from verifier.config import VerifyConfig
 
 Positive = Annotated[int, Field(gt=0)]
@@ -45,7 +49,7 @@ class LogConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    display: Literal["auto", "rich", "plain", "none"] = Field("auto", description="live display; auto: rich on a terminal, else plain lines")
+    display: Literal["auto", "rich", "plain", "none"] = Field("auto", description="live display; auto: rich on a terminal, else lines")
     wandb: Literal["auto", "online", "offline", "off"] = Field("auto", description="auto: online with a key, offline without")
     wandb_project: str = Field("winnow", description="project in wandb")
     sample_groups: int = Field(4, ge=0, description="groups of every step that go to samples.jsonl")
@@ -81,7 +85,146 @@ class RunConfig(BaseModel):
     buffer: BufferConfig = Field(default_factory=BufferConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     optim: OptimConfig = Field(default_factory=OptimConfig)
+    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     warmup: WarmupConfig = Field(default_factory=WarmupConfig)
     log: LogConfig = Field(default_factory=LogConfig)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for sentence in cross_checks(self):
+            raise UserError(sentence)
+        return self
+
+
+@cache
+def fields() -> dict[str, FieldInfo]:
+    """Every leaf of the tree by its dotted name, in order."""
+    return dict(_leaves(RunConfig, ""))
+
+
+def _leaves(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from _leaves(info.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name, info
+
+
+@cache
+def flag_names() -> dict[str, str]:
+    """Flag, without its dashes -> dotted key: every key by its dotted name and by its bare last part."""
+    return {name: key for key in fields() for name in (key.rsplit(".", 1)[-1], key)}
+
+
+def cross_checks(cfg: RunConfig) -> Iterator[str]:
+    """Everything that is wrong between two settings each of which is right, one sentence for each, that names key, value and remedy."""
+    yield from _check_run(cfg)
+    yield from _check_sources(cfg)
+    yield from _check_sampling(cfg)
+    yield from _check_batches(cfg)
+    yield from _check_devices(cfg)
+    yield from _check_eval(cfg)
+
+
+def _check_run(cfg: RunConfig) -> Iterator[str]:
+    if cfg.resume and cfg.run_dir is None:
+        yield "resume = true says nothing of which run to go on with: add --run_dir PATH"
+    if cfg.optim.lr_min > cfg.optim.lr:
+        yield f"optim.lr_min = {cfg.optim.lr_min} lies above optim.lr = {cfg.optim.lr}, where the schedule starts: lower it"
+
+
+def _check_sources(cfg: RunConfig) -> Iterator[str]:
+    data = cfg.data
+    if not data.sources:
+        yield "data.sources = [] leaves nothing to train on: give at least one source, e.g. task = \"addition\""
+    for key, sources in (("data.sources", data.sources), ("data.eval_sources", data.eval_sources)):
+        for i, source in enumerate(sources):
+            given = [k for k in ("task", "gym", "path", "hub") if getattr(source, k) is not None]
+            if len(given) != 1:
+                said = "gives none" if not given else "gives " + " and ".join(f"{k} = {getattr(source, k)!r}" for k in given)
+                yield f"{key}[{i}] {said} of task, gym, path and hub: give exactly one of them"
+            elif source.options and given[0] in ("path", "hub"):
+                yield f"{key}[{i}].options = {source.options} are settings of a task, not of a data set: remove them"
+    if data.prompt_format == "raw" and data.system_prompt is not None:
+        yield f"data.system_prompt = {data.system_prompt!r} needs a chat template: set data.prompt_format = \"chat\" or remove it"
+    if data.prompt_format == "raw" and data.template:
+        yield f"data.template = {data.template} needs a chat template: set data.prompt_format = \"chat\" or remove it"
+
+
+def _check_sampling(cfg: RunConfig) -> Iterator[str]:
+    roll = cfg.rollout
+    for key, neutral in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
+        value = getattr(roll, key)
+        if value != neutral and not (key == "top_k" and value == -1):
+            yield (
+                f"rollout.{key} = {value} cuts the distribution that the loss is taken under: "
+                f"set it to {neutral} (evaluation has eval_temperature and eval_top_p of its own)"
+            )
+    need = cfg.data.max_prompt_tokens + roll.max_tokens
+    if roll.max_model_len is not None and need > roll.max_model_len:
+        yield (
+            f"rollout.max_model_len = {roll.max_model_len} holds no prompt of data.max_prompt_tokens = {cfg.data.max_prompt_tokens} "
+            f"with an answer of rollout.max_tokens = {roll.max_tokens}: raise it to {need} or lower one of the two"
+        )
+    if roll.max_staleness > 0 and cfg.buffer.overprovision > 0:
+        yield (
+            f"buffer.overprovision = {cfg.buffer.overprovision} means nothing with rollout.max_staleness = {roll.max_staleness}, "
+            "whose engines never run dry: set overprovision to 0 or max_staleness to 0"
+        )
+
+
+def _check_batches(cfg: RunConfig) -> Iterator[str]:
+    groups, parts, size = cfg.buffer.batch_size, cfg.optim.minibatches, cfg.rollout.group_size
+    if groups % parts:
+        best = max(m for m in range(1, parts + 1) if groups % m == 0)
+        yield f"optim.minibatches = {parts} does not divide buffer.batch_size = {groups}: take {best}, or another batch_size"
+    if size == 1 and cfg.objective.baseline in ("group", "loo"):
+        yield (
+            f"rollout.group_size = 1 makes every advantage 0 under objective.baseline = {cfg.objective.baseline!r}: "
+            "take at least 2 answers per prompt, or baseline batch"
+        )
+    answers = groups // parts * size
+    if cfg.model.learner_ranks > answers:
+        ranks = cfg.model.learner_ranks
+        yield f"model.learner_ranks = {ranks} is more than the {answers} answers of a mini-batch: lower it or raise batch_size"
+
+
+def _check_devices(cfg: RunConfig) -> Iterator[str]:
+    roll, model = cfg.rollout, cfg.model
+    if roll.engine_gpus > 1 and roll.engine_gpus % 1:
+        yield f"rollout.engine_gpus = {roll.engine_gpus} is no whole number of GPUs: take a share below 1, or a whole number such as 2"
+    if model.learner_gpus > 1:
+        yield f"model.learner_gpus = {model.learner_gpus} is more than a rank can use: set it to 1 and raise learner_ranks"
+    if roll.weight_transfer in ("nccl", "ipc"):
+        for key, gpus in (("rollout.engine_gpus", roll.engine_gpus), ("model.learner_gpus", model.learner_gpus)):
+            if gpus == 0:
+                yield f"rollout.weight_transfer = {roll.weight_transfer!r} needs GPUs on both sides and {key} is 0: set it to auto or shm"
+                break
+    if model.attention == "flash_attention_2":
+        if model.learner_gpus == 0:
+            yield "model.attention = 'flash_attention_2' runs on GPUs and model.learner_gpus is 0: set it to auto or sdpa"
+        elif model.compute_dtype == "float32":
+            yield "model.attention = 'flash_attention_2' has no float32 kernel: set model.compute_dtype to bfloat16 or attention to sdpa"
+
+
+def _check_eval(cfg: RunConfig) -> Iterator[str]:
+    ev, roll = cfg.eval, cfg.rollout
+    if ev.eval_prompts == 0:
+        for key in ("eval_every", "eval_samples", "keep_best"):
+            if getattr(ev, key):
+                yield f"eval.{key} = {toml_like(getattr(ev, key))} needs held-out prompts and eval.eval_prompts is 0: raise that"
+    elif ev.keep_best and ev.eval_every == 0:
+        yield "eval.keep_best = true has nothing to choose from with eval.eval_every = 0: set eval_every"
+    need = cfg.data.max_prompt_tokens + ev.eval_max_tokens
+    if roll.max_model_len is not None and need > roll.max_model_len:
+        yield (
+            f"eval.eval_max_tokens = {ev.eval_max_tokens} with data.max_prompt_tokens = {cfg.data.max_prompt_tokens} does not fit into "
+            f"rollout.max_model_len = {roll.max_model_len}: raise max_model_len to {need} or lower eval_max_tokens"
+        )
+
+
+def toml_like(value: object) -> str:
+    """A value as a recipe would spell it, for messages."""
+    return str(value).lower() if isinstance(value, bool) else repr(value)

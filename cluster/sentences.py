@@ -1,0 +1,92 @@
+"""What a user got wrong, in one sentence: the key, the value, where it was given, and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from cluster.config import RunConfig, fields, flag_names
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """', nearest is x' for the name among `known` that is most like `name`, or nothing."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f", nearest is {close[0]!r}" if close else ""
+
+
+def suggest_flag(name: str) -> str:
+    """The remedy for an unknown flag: the flag that is most like it."""
+    return _suggest(name, list(flag_names()), "--")
+
+
+def _suggest(name: str, known: list[str], dashes: str = "") -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = close or difflib.get_close_matches(name.rsplit(".", 1)[-1], known, n=1, cutoff=0.6)
+    return f"did you mean {dashes}{close[0]}?" if close else "see --help for all there are"
+
+
+_WANTED = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "text in quotes",
+    "list_type": "a list",
+    "dict_type": "a table of keys and values",
+    "model_type": "a section of settings",
+}
+
+
+def sentence(error: ValidationError, flags: Mapping[str, Any], path: Path | None) -> str:
+    """The first of a validation's errors as one sentence of key, value and remedy, with the number of the others."""
+    errors = error.errors(include_url=False)
+    first = errors[0]
+    more = f" (and {len(errors) - 1} more problems)" if len(errors) > 1 else ""
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"]) + more
+    key = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"]).lstrip(".")
+    value = json.dumps(first["input"], default=str, ensure_ascii=False)
+    where = f"flag --{key.rsplit('.', 1)[-1]}" if key in flags else str(path) if path else "the config"
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {key} = {_short(value)} ({where}): {_suggest_key(first['loc'])}{more}"
+    said = first["ctx"].get("expected") if first["type"] == "literal_error" else None
+    if said is not None:
+        wanted = "one of " + said.replace("'", "").replace(" or ", ", ")
+        guess = nearest(str(first["input"]), wanted[7:].split(", "))
+        return f"{key} = {_short(value)} ({where}) is not {wanted}: choose one of these{guess}{more}"
+    if first["type"] in _WANTED:
+        return f"{key} = {_short(value)} ({where}) has the wrong type: give {_WANTED[first['type']]}{more}"
+    rule = first["msg"].removeprefix("Input should be ")
+    return f"{key} = {_short(value)} ({where}) is not allowed: it should be {rule}{more}"
+
+
+def _suggest_key(loc: tuple[int | str, ...]) -> str:
+    """The nearest of the keys that the section has, else of all keys of the tree."""
+    section, leaf = [str(p) for p in loc[:-1] if not isinstance(p, int)], str(loc[-1])
+    here: type[BaseModel] = RunConfig
+    for name in section:
+        here = next(_models(here.model_fields[name].annotation))
+    close = difflib.get_close_matches(leaf, list(here.model_fields), n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {'.'.join([*section, close[0]])}?"
+    elsewhere = [key for key in fields() if key.rsplit(".", 1)[-1] == leaf]
+    return f"did you mean {elsewhere[0]}?" if elsewhere else _suggest(".".join([*section, leaf]), list(fields()))
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in getattr(annotation, "__args__", ()):
+        yield from _models(part)
+
+
+def _short(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
