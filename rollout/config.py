@@ -41,6 +41,7 @@ class DataConfig(BaseModel):
     max_prompt_tokens: Positive = Field(1024, description="longest prompt, in tokens")
     overlong_prompts: Literal["drop", "error"] = Field("drop", description="prompts of more than max_prompt_tokens: drop (counted) or error")
     shuffle: bool = Field(True, description="shuffle each epoch by the seed")
+    heldout_share: float = Field(0.1, ge=0, lt=1, description="share of the questions, by a hash of their text, that is never trained on when no other eval_sources are given")
 
 
 class RolloutConfig(BaseModel):
