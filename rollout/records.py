@@ -68,6 +68,17 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """How answers are drawn. `temperature` 0 is greedy. `seed` and the prompt's uid fix every answer's own seed."""
+
+    n: int
+    max_tokens: int
+    temperature: float
+    seed: int
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True)
 class Group:
     """G answers to one prompt: atomic, it is trained whole or not at all."""
 

@@ -1,0 +1,107 @@
+"""Joining Ray, and a place for every actor: checked in numbers before anything waits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cluster.config import RunConfig
+from rollout.errors import UserError
+
+LOCAL_OBJECT_STORE = 512 * 2**20  # bytes; a private cluster on this machine holds a few batches of tokens
+
+
+@dataclass(frozen=True)
+class Places:
+    """A placement group with one bundle per actor: engines first, then learner ranks, then verifiers."""
+
+    group: PlacementGroup
+    engines: int
+    ranks: int
+    verifiers: int
+
+    def options(self, kind: str, index: int, bundle: dict[str, float], env: dict[str, str]) -> dict[str, Any]:
+        """Ray options that put actor `index` of `kind` into its bundle."""
+        first = {"engine": 0, "rank": self.engines, "verifier": self.engines + self.ranks}[kind]
+        strategy = PlacementGroupSchedulingStrategy(placement_group=self.group, placement_group_bundle_index=first + index)
+        return {
+            "num_cpus": bundle["CPU"],
+            "num_gpus": bundle.get("GPU", 0),
+            "scheduling_strategy": strategy,
+            "runtime_env": {"env_vars": env},
+        }
+
+
+def bundles(config: RunConfig) -> dict[str, dict[str, float]]:
+    """What one actor of each kind takes."""
+
+    def bundle(cpus: float, gpus: float) -> dict[str, float]:
+        return {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
+
+    return {
+        "engine": bundle(config.rollout.engine_cpus, config.rollout.engine_gpus),
+        "rank": bundle(config.model.learner_cpus, config.model.learner_gpus),
+        "verifier": bundle(config.verify.verifier_cpus, 0),
+    }
+
+
+def counts(config: RunConfig) -> dict[str, int]:
+    """How many actors of each kind there are."""
+    return {"engine": config.rollout.engines, "rank": config.model.learner_ranks, "verifier": config.verify.verifier_actors}
+
+
+def join(config: RunConfig) -> bool:
+    """Connect to Ray; True when a private cluster was started on this machine.
+
+    A job submitted to a cluster finds RAY_ADDRESS set; without one the cluster is private, on loopback, without dashboard.
+    """
+    address = config.cluster.ray_address or os.environ.get("RAY_ADDRESS")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if address:
+        ray.init(address=address, **quiet)
+        return False
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    ray.init(include_dashboard=False, _node_ip_address="127.0.0.1", object_store_memory=LOCAL_OBJECT_STORE, **quiet)
+    return True
+
+
+def reserve(config: RunConfig) -> Places:
+    """Reserve a place for every actor. Raises UserError when the cluster lacks them, with the numbers."""
+    each, number = bundles(config), counts(config)
+    have = ray.cluster_resources()
+    for resource, key in (("GPU", "engine_gpus, learner_gpus"), ("CPU", "engine_cpus, learner_cpus, verifier_cpus")):
+        need = sum(number[kind] * each[kind].get(resource, 0) for kind in number)
+        if need > have.get(resource, 0) + 1e-6:
+            there = have.get(resource, 0)
+            raise UserError(f"the run needs {need:g} {resource}s ({key}) and the cluster has {there:g}: lower engines or learner_ranks, or add nodes")
+    group = placement_group([each[kind] for kind in ("engine", "rank", "verifier") for _ in range(number[kind])], strategy="PACK")
+    if not group.wait(config.cluster.placement_timeout):
+        free = ray.available_resources()
+        remove_placement_group(group)
+        raise UserError(
+            f"no place for the actors within placement_timeout = {config.cluster.placement_timeout:g} s: "
+            f"{free.get('GPU', 0):g} GPUs and {free.get('CPU', 0):g} CPUs are free; wait for other jobs, or ask for less"
+        )
+    return Places(group, number["engine"], number["rank"], number["verifier"])
+
+
+def leave(places: Places | None) -> None:
+    """Give the places back and disconnect; a private cluster ends with this."""
+    if places is not None:
+        remove_placement_group(places.group)
+    ray.shutdown()
+
+
+def free_port() -> int:
+    """A free TCP port of this machine."""
+    with socket.socket() as s:
+        s.bind(("", 0))
+        return int(s.getsockname()[1])

@@ -1,0 +1,131 @@
+"""The Ray shell of a rollout worker: one engine, many groups in flight. No logic of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rollout import chat
+from rollout.config import RolloutConfig
+from rollout.engine import Engine, VllmEngine
+from rollout.fake import FakeEngine
+from rollout.records import Completion, Group, Prompt, Sampling
+from rollout.weights import WeightManifest
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """That a group was generated: all that the controller needs before the verdicts are there."""
+
+    uid: int
+    attempt: int
+    tokens: int
+    seconds: float
+
+
+class Rollout:
+    """Rollout worker number `index`. `generate` is called with `num_returns=2`: the receipt, and the group itself."""
+
+    def __init__(
+        self,
+        index: int,
+        config: RolloutConfig,
+        *,
+        model: str,
+        max_model_len: int,
+        stop_token_ids: tuple[int, ...],
+        transfer_backend: str,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.index = index
+        self.config = config
+        tokenizer = chat.load_tokenizer(model, trust_remote_code)
+        self.engine: Engine
+        if config.engine == "fake":
+            self.engine = FakeEngine(encode=lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"]), eos=stop_token_ids[0])
+        else:
+            self.engine = VllmEngine(
+                config,
+                model=model,
+                max_model_len=max_model_len,
+                stop_token_ids=stop_token_ids,
+                decode=lambda ids: chat.decode(tokenizer, ids),
+                transfer_backend=transfer_backend,
+                trust_remote_code=trust_remote_code,
+            )
+
+    async def start(self) -> dict[str, Any]:
+        """Start the engine; says where it runs and how long that took."""
+        started = time.monotonic()
+        await self.engine.start()
+        return {"host": socket.gethostname(), "seconds": time.monotonic() - started}
+
+    async def generate(self, prompt: Prompt, attempt: int, sampling: Sampling) -> tuple[Receipt, Group]:
+        """One group, or TimeoutError when it outlasts `group_timeout`."""
+        started = time.monotonic()
+        async with asyncio.timeout(self.config.group_timeout):
+            completions = await self.engine.generate(prompt, sampling)
+        group = Group(prompt, attempt, completions, self.index, time.monotonic() - started)
+        return Receipt(prompt.uid, attempt, group.tokens, group.seconds), group
+
+    async def answers(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+        """Answers outside of training: evaluation, and the check of log-probabilities."""
+        return await self.engine.generate(prompt, sampling)
+
+    async def update(self, manifest: WeightManifest, data: np.ndarray | None = None) -> dict[str, Any]:
+        """Load a version of the weights. `data` holds the file's bytes where its host is not this one."""
+        if data is None:
+            return await self.engine.update(manifest)
+        path = f"/dev/shm/winnow-weights-{os.getpid()}-{manifest.attempt}-{manifest.version}.bin"
+        data.tofile(path)
+        try:
+            return await self.engine.update(WeightManifest(manifest.attempt, manifest.version, socket.gethostname(), path, manifest.tensors))
+        finally:
+            os.unlink(path)
+
+    def pids(self) -> list[int]:
+        """This process and the engine's."""
+        return [os.getpid(), *self.engine.pids()]
+
+    async def stop(self) -> None:
+        """End the engine."""
+        await self.engine.stop()
+
+    # -- the four calls of vLLM's weight-sync client (`nccl`, `ipc`) --------------------------------------------------
+
+    async def init_weight_transfer_engine(self, request: Any) -> None:
+        """Join the trainer's transfer group."""
+        await self._vllm().init_weight_transfer_engine(request)
+
+    async def start_weight_update(self) -> None:
+        """Freeze requests and open an update."""
+        await self._engine().pause()
+        await self._vllm().start_weight_update()
+
+    async def update_weights(self, request: Any) -> None:
+        """Receive weights."""
+        await self._vllm().update_weights(request)
+
+    async def finish_weight_update(self) -> None:
+        """Close the update and let requests go on."""
+        await self._vllm().finish_weight_update()
+        await self._engine().resume()
+
+    async def update_weight_version(self, version: str) -> None:
+        """Book what follows under `version`."""
+        await self._vllm().update_weight_version(version)
+        self._engine().version = int(version)
+
+    def _engine(self) -> VllmEngine:
+        assert isinstance(self.engine, VllmEngine)
+        return self.engine
+
+    def _vllm(self) -> Any:
+        assert self._engine().llm is not None, "the engine was not started"
+        return self._engine().llm

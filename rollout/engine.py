@@ -1,0 +1,247 @@
+"""One vLLM engine: token in, token out, with the engine's own log-probabilities and a weight version per token.
+
+`VllmEngine` is the real one; `rollout.fake.FakeEngine` has the same methods (the `Engine` protocol) and serves tests
+of ordering and faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from rollout.config import RolloutConfig
+from rollout.records import Completion, Finish, Prompt, Sampling, Span
+from rollout.weights import WeightManifest
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+
+class Engine(Protocol):
+    """What the rollout actor needs of an engine."""
+
+    version: int
+
+    async def start(self) -> None:
+        """Load the model; on return the engine can generate."""
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+        """`sampling.n` answers to one prompt."""
+
+    async def update(self, manifest: WeightManifest) -> dict[str, Any]:
+        """Load a version of the weights while requests wait; returns fingerprints and seconds."""
+
+    def pids(self) -> list[int]:
+        """Processes of this engine."""
+
+    async def stop(self) -> None:
+        """End the engine and its processes."""
+
+
+def request_seed(seed: int, uid: int, index: int) -> int:
+    """The seed of one answer: a function of the run's seed, the group's uid and the answer's place, nothing else."""
+    return int(np.random.SeedSequence([seed & 0xFFFFFFFF, uid & 0xFFFFFFFF, index]).generate_state(1)[0])
+
+
+def context_length(config: RolloutConfig, max_prompt_tokens: int, eval_max_tokens: int = 0) -> int:
+    """Tokens of context that the engine is started with."""
+    return config.max_model_len or max_prompt_tokens + max(config.max_tokens, eval_max_tokens)
+
+
+class VllmEngine:
+    """`AsyncLLM` with many requests in flight, whose weights can be replaced while it runs."""
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        *,
+        model: str,
+        max_model_len: int,
+        stop_token_ids: tuple[int, ...],
+        decode: Any,
+        transfer_backend: str,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.max_model_len = max_model_len
+        self.stop_token_ids = list(stop_token_ids)
+        self.decode = decode  # token ids -> text
+        self.transfer_backend = transfer_backend
+        self.trust_remote_code = trust_remote_code
+        self.version = 0
+        self.llm: AsyncLLM | None = None
+        self._requests = 0
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the engine and answer one request, so that no timed request meets a cold engine."""
+        self._set_environment()
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._engine_args()))
+        warm = Prompt(-1, np.array([self.stop_token_ids[0]] * 2, dtype=np.int32), "", "", "", "", "")
+        await self.generate(warm, Sampling(n=1, max_tokens=2, temperature=1.0, seed=0))
+
+    def _set_environment(self) -> None:
+        cpu = self.config.engine_gpus == 0
+        os.environ["WINNOW_ENGINE_OWNER"] = str(os.getpid())
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+        if cpu:
+            # One engine does not own the machine: vLLM's own binding would put every engine on the first core,
+            # and compiling for shapes that last milliseconds costs 20 s at the first request.
+            os.environ["OMP_NUM_THREADS"] = str(self.config.engine_threads)
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+            os.environ["TORCHDYNAMO_DISABLE"] = "1"
+
+    def _engine_args(self) -> dict[str, Any]:
+        config = self.config
+        cpu = config.engine_gpus == 0
+        args: dict[str, Any] = {
+            "model": self.model,
+            "dtype": config.engine_dtype,
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": config.max_sequences,
+            "enforce_eager": cpu or config.eager,
+            # The learner's weights arrive before the first request, so reading a checkpoint here would be waste.
+            "load_format": "dummy",
+            "logprobs_mode": "processed_logprobs",
+            "enable_prefix_caching": True,
+            "disable_log_stats": True,
+            "trust_remote_code": self.trust_remote_code,
+            "worker_extension_cls": "rollout.receive.WorkerExtension",
+            "weight_transfer_config": {"backend": self.transfer_backend},
+            "tensor_parallel_size": max(1, int(config.engine_gpus)),
+        }
+        if cpu:
+            args["kv_cache_memory_bytes"] = int(config.kv_cache_gb * 2**30)
+            args["distributed_executor_backend"] = "uni"
+        else:
+            args["gpu_memory_utilization"] = config.memory_utilization
+        return {**args, **config.engine_options}
+
+    def pids(self) -> list[int]:
+        """The engine's processes: every descendant of this one."""
+        import psutil
+
+        return [p.pid for p in psutil.Process().children(recursive=True)]
+
+    async def stop(self) -> None:
+        """End the engine core."""
+        if self.llm is not None:
+            self.llm.shutdown()
+            self.llm = None
+
+    # -- generation -------------------------------------------------------------------------------------------------
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+        """`sampling.n` answers; each has its own request and seed, and shares the prompt's cache with the others."""
+        tasks = [asyncio.ensure_future(self._answer(prompt, sampling, i)) for i in range(sampling.n)]
+        try:
+            return tuple(await asyncio.gather(*tasks))
+        except BaseException:
+            for task in tasks:  # a cancelled request is aborted in the engine
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+
+    async def _answer(self, prompt: Prompt, sampling: Sampling, index: int) -> Completion:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        assert self.llm is not None, "the engine was not started"
+        await self._resumed.wait()
+        params = SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_tokens,
+            seed=request_seed(sampling.seed, prompt.uid, index),
+            logprobs=0,  # the sampled token's own
+            stop=self.config.stop or None,
+            include_stop_str_in_output=True,
+            stop_token_ids=self.stop_token_ids,
+            detokenize=bool(self.config.stop),
+            output_kind=RequestOutputKind.DELTA,
+        )
+        # New keys and values never serve an older version's request, nor the other way round: the salt is the version.
+        request = {"prompt_token_ids": prompt.tokens_P.tolist(), "cache_salt": str(self.version)}
+        self._requests += 1
+        tokens: list[int] = []
+        logps: list[float] = []
+        spans: list[Span] = []
+        finish: str | None = None
+        async for output in self.llm.generate(request, params, request_id=f"{prompt.uid}-{index}-{self._requests}"):
+            answer = output.outputs[0]
+            start = len(tokens)
+            tokens.extend(answer.token_ids)
+            logps.extend(entry[token].logprob for token, entry in zip(answer.token_ids, answer.logprobs, strict=True))
+            extend_spans(spans, start, len(tokens), self.version)
+            finish = answer.finish_reason or finish
+        if finish not in ("stop", "length"):
+            raise RuntimeError(f"the engine ended a request with finish reason {finish!r}")
+        ids = np.array(tokens, dtype=np.int32)
+        text = self.decode([t for t in tokens if t not in self.stop_token_ids])
+        reason: Finish = "stop" if finish == "stop" else "length"
+        return Completion(ids, np.array(logps, dtype=np.float32), reason, tuple(spans), text)
+
+    # -- weights ----------------------------------------------------------------------------------------------------
+
+    async def update(self, manifest: WeightManifest) -> dict[str, Any]:
+        """Pause, load, resume: requests in flight are kept and go on under the new version."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        assert self.llm is not None
+        info = {
+            "path": manifest.path,
+            "names": [t.name for t in manifest.tensors],
+            "dtypes": [t.dtype for t in manifest.tensors],
+            "shapes": [list(t.shape) for t in manifest.tensors],
+            "offsets": [t.offset for t in manifest.tensors],
+            "sizes": [t.size for t in manifest.tensors],
+        }
+        started = time.monotonic()
+        await self.pause()
+        paused = time.monotonic()
+        try:
+            await self.llm.start_weight_update()
+            await self.llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+            await self.llm.finish_weight_update(str(manifest.version))
+            (report, *_) = await self.llm.collective_rpc("winnow_report")
+            self.version = manifest.version
+        finally:
+            await self.resume()
+        return {**report, "version": manifest.version, "seconds_paused": time.monotonic() - paused, "seconds": time.monotonic() - started}
+
+    async def pause(self) -> None:
+        """Freeze requests where they are; every token that they had is booked under the old version."""
+        assert self.llm is not None
+        self._resumed.clear()
+        await self.llm.pause_generation(mode="keep", clear_cache=self.config.kv_on_update == "recompute")
+        for _ in range(3):  # let the waiting consumers take what was delivered before the pause
+            await asyncio.sleep(0)
+
+    async def resume(self) -> None:
+        """Let requests go on."""
+        assert self.llm is not None
+        await self.llm.resume_generation()
+        self._resumed.set()
+
+
+def extend_spans(spans: list[Span], start: int, stop: int, version: int) -> None:
+    """Book tokens `[start, stop)` under `version`, in place: a new span only where the version changes."""
+    if stop == start:
+        return
+    if spans and spans[-1].version == version:
+        spans[-1] = Span(spans[-1].start, stop, version)
+    else:
+        spans.append(Span(start, stop, version))
