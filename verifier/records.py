@@ -5,31 +5,14 @@ Shape legend: G answers of one group, R named rewards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 
 from rollout.records import Group
+from verifier.verdict import Status, Verdict
 
-Status = Literal["value", "timeout", "error"]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a verifier said of one answer.
-
-    `value`: a reward was found. `timeout`: the *response* made the verifier run past its deadline; it scores 0.
-    `error`: *our* fault (unparsable gold, a broken verifier); there is no reward, and `reward` is None.
-    `rewards` has the parts by name when several verifiers are weighed; `detail` says why, in words.
-    """
-
-    status: Status
-    reward: float | None
-    detail: str = ""
-    seconds: float = 0.0
-    rewards: Mapping[str, float] = field(default_factory=dict)
+__all__ = ["GroupSummary", "ScoredGroup", "Status", "Verdict", "summarise"]
 
 
 @dataclass(frozen=True)
