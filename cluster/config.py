@@ -138,7 +138,7 @@ def _check_run(cfg: RunConfig) -> Iterator[str]:
 def _check_sources(cfg: RunConfig) -> Iterator[str]:
     data = cfg.data
     if not data.sources:
-        yield "data.sources = [] leaves nothing to train on: give at least one source, e.g. task = \"addition\""
+        yield "data.sources = [] leaves nothing to train on: give at least one source, such as task = \"addition\""
     for key, sources in (("data.sources", data.sources), ("data.eval_sources", data.eval_sources)):
         for i, source in enumerate(sources):
             given = [k for k in ("task", "gym", "path", "hub") if getattr(source, k) is not None]
