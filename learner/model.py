@@ -82,7 +82,7 @@ def pick_attention(name: str, device: torch.device) -> str:
     if name == "auto":
         return "flash_attention_2" if can_flash else "sdpa"
     if name == "flash_attention_2" and not can_flash:
-        raise UserError(f"attention = {name!r} needs a GPU with flash-attn installed, and the learner is on {device.type}: use sdpa or auto")
+        raise UserError(f"attention = {name!r} needs a GPU and flash-attn, and the learner is on {device.type}: use sdpa or auto")
     return name
 
 
@@ -104,7 +104,7 @@ def load_hf(model: str, config: ModelConfig, device: torch.device) -> PreTrained
         )
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"model = {model!r} could not be loaded ({reason}): give a folder or hub name of a causal language model") from error
+        raise UserError(f"model = {model!r} could not be loaded ({reason}): give the folder or hub name of a causal model") from error
     head = hf.get_output_embeddings()
     text = settings.get_text_config()
     odd = [n for n in ("final_logit_softcapping", "logit_scale", "logits_scaling") if getattr(text, n, None) not in (None, 1, 1.0)]

@@ -11,7 +11,7 @@ apart in the attention. A sequence is the prompt and the answer without the answ
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,47 +131,59 @@ def _spread(rows: list[tuple[int, ...]], count: int) -> tuple[tuple[tuple[int, .
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer with its prompt: the tokens that a rank needs."""
+    """One answer with its prompt. `written` are the indices, within the answer, of the tokens that the policy wrote."""
 
-    prompt: Prompt
-    completion: Completion
+    prompt_P: np.ndarray  # int32
+    tokens_T: np.ndarray  # int32
+    logp_T: np.ndarray  # float32
+    written: np.ndarray  # int64
+
+    @classmethod
+    def of(cls, prompt: Prompt, completion: Completion) -> Answer:
+        """From what generation returned."""
+        parts = [np.arange(s.start, s.stop, dtype=np.int64) for s in completion.spans if s.by_policy]
+        written = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+        return cls(prompt.tokens_P, completion.tokens_T, completion.logp_T, written)
+
+    @classmethod
+    def example(cls, prompt_P: np.ndarray, tokens_T: np.ndarray) -> Answer:
+        """A supervised example: every token of the completion is a target."""
+        return cls(prompt_P, tokens_T, np.zeros(len(tokens_T), dtype=np.float32), np.arange(len(tokens_T), dtype=np.int64))
+
+    @property
+    def size(self) -> int:
+        """Tokens that the model reads: all but the answer's last."""
+        return len(self.prompt_P) + len(self.tokens_T) - 1
 
 
-def sequence_length(prompt_length: int, length: int) -> int:
-    """Tokens that the model reads for one answer: all but the answer's last."""
-    return prompt_length + length - 1
-
-
-def written_positions(completion: Completion) -> np.ndarray:
-    """Indices, within the answer, of the tokens that the policy wrote."""
-    parts = [np.arange(s.start, s.stop, dtype=np.int64) for s in completion.spans if s.by_policy]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-
-
-def build_micro(rows: Sequence[Sequence[int]], answers: dict[int, Answer]) -> Micro:
+def build_micro(rows: Sequence[Sequence[int]], answers: Mapping[int, Answer]) -> Micro:
     """The arrays of one micro-batch. The width is that of its fullest row; the rest of a row is a sequence of zeros."""
     if not rows:
         return _dummy()
-    sizes = [[len(answers[a].prompt.tokens_P) + len(answers[a].completion.tokens_T) - 1 for a in row] for row in rows]
-    width = max(sum(s) for s in sizes)
+    width = max(sum(answers[a].size for a in row) for row in rows)
     input_RW = np.zeros((len(rows), width), dtype=np.int64)
     position_RW = np.zeros((len(rows), width), dtype=np.int64)
-    flat, target, number, behav, ids = [], [], [], [], []
+    flat: list[np.ndarray] = []
+    target: list[np.ndarray] = []
+    number: list[np.ndarray] = []
+    behav: list[np.ndarray] = []
+    ids: list[int] = []
     for r, row in enumerate(rows):
         start = 0
-        for answer_id, size in zip(row, sizes[r], strict=True):
-            prompt_P, done = answers[answer_id].prompt.tokens_P, answers[answer_id].completion
-            input_RW[r, start : start + len(prompt_P)] = prompt_P
-            input_RW[r, start + len(prompt_P) : start + size] = done.tokens_T[:-1]
-            position_RW[r, start : start + size] = np.arange(size)
-            written = written_positions(done)
+        for answer_id in row:
+            one = answers[answer_id]
+            first, stop = start + len(one.prompt_P), start + one.size
+            assert first > start and len(one.written), "a sequence needs a prompt and at least one token to predict"
+            input_RW[r, start:first] = one.prompt_P
+            input_RW[r, first:stop] = one.tokens_T[:-1]
+            position_RW[r, start:stop] = np.arange(one.size)
             # The logits at position p - 1 predict the token at position p.
-            flat.append(r * width + start + len(prompt_P) - 1 + written)
-            target.append(done.tokens_T[written])
-            behav.append(done.logp_T[written])
-            number.append(np.full(len(written), len(ids), dtype=np.int64))
+            flat.append(r * width + first - 1 + one.written)
+            target.append(one.tokens_T[one.written])
+            behav.append(one.logp_T[one.written])
+            number.append(np.full(len(one.written), len(ids), dtype=np.int64))
             ids.append(answer_id)
-            start += size
+            start = stop
         position_RW[r, start:] = np.arange(width - start)
     count = sum(len(f) for f in flat)
     return Micro(

@@ -83,7 +83,7 @@ class OptimiserStep:
     """One optimiser step; every number is that of the whole step, over all ranks.
 
     `skipped`: the step was not taken, because the loss or gradient was not finite, or nothing was unmasked.
-    `parts` are the loss's terms by name, `stats` the objective's statistics (means and shares) by name.
+    `stats` are the objective's statistics by name, the fields of `learner.diagnostics.ObjectiveStats`; None: not measured.
     """
 
     loss: float
@@ -93,8 +93,7 @@ class OptimiserStep:
     answers: int
     micro_batches: int
     skipped: Skipped = ""
-    parts: Mapping[str, float] = field(default_factory=dict)
-    stats: Mapping[str, float] = field(default_factory=dict)
+    stats: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,8 @@ class Mismatch:
 class StepStats:
     """What training one batch yields, the same on every rank.
 
-    `seconds` is by part of the work: advantages, old, reference, forward_backward, optimiser, and `total`.
+    `seconds` is by part of the work: prepare, old, reference, advantages, forward_backward, optimiser, and `total`.
+    `stats` are those of all steps that were not skipped as non-finite, added up (loss and its parts are sums over the steps).
     `advantages` has each group's advantages_G by uid. `nonfinite` counts skipped steps of this batch,
     `nonfinite_in_a_row` those since the last step that was taken; `failed` are the uids of the groups of skipped
     non-finite steps, none of whose epochs was trained. `masked_tokens` counts tokens by why they are out of the loss.
@@ -132,4 +132,4 @@ class StepStats:
     failed: tuple[int, ...]
     masked_tokens: Mapping[str, int]
     seconds: Mapping[str, float]
-    stats: Mapping[str, float] = field(default_factory=dict)
+    stats: Mapping[str, float | None] = field(default_factory=dict)

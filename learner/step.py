@@ -1,0 +1,388 @@
+"""The learner of one rank: a batch in, the optimiser steps it gives, and what they measured.
+
+Every public method is a collective: all ranks call it with the same numbers (the tokens differ). Shape legend: A answers
+of the batch, K answers of a micro-batch, N policy-written tokens of a micro-batch.
+
+For each optimiser step the weight of every answer in the loss is computed from the whole step's lengths first; then
+each rank's micro-batches add their shares, gradients sum over ranks, and all ranks agree on whether to step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from learner.answers import AnswerTable, batch_advantages, by_group, split_groups, tabulate
+from learner.checkpoint import Counters
+from learner.config import ModelConfig, ObjectiveConfig, OptimConfig
+from learner.denominators import answer_weights
+from learner.diagnostics import ObjectiveSums, finalise
+from learner.model import Policy, free_gathered, load_policy, make_mesh
+from learner.objective import LossOutputs, grpo_loss
+from learner.optim import gradient_norm, learning_rate, local_gradients, make_adamw, scale_gradients, set_learning_rate
+from learner.pack import Answer, Micro, PackSettings, StepPlan, build_micro, plan_step
+from learner.records import Batch, Mismatch, OptimiserStep, StepStats, TrainGroup
+
+LOSS_FLAGS = (
+    "policy_loss",
+    "clip",
+    "clip_high",
+    "dual_clip",
+    "ratio_level",
+    "tau_pos",
+    "tau_neg",
+    "kl_coef",
+    "kl_estimator",
+    "kl_in",
+    "entropy_coef",
+    "mismatch",
+    "mismatch_cap",
+    "mismatch_low",
+    "loss_agg",
+)
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """All that a learner is told. `ratio_to` is resolved; `max_tokens` is the generation budget L.
+
+    `reference` is the checkpoint of the reference model (default: `model`), loaded only where a KL term has a weight.
+    `total_steps` counts optimiser steps of the whole run, for the schedule.
+    """
+
+    model: str
+    config: ModelConfig
+    optim: OptimConfig
+    objective: ObjectiveConfig
+    temperature: float
+    max_tokens: int
+    total_steps: int
+    ratio_to: str = "old"
+    reference: str | None = None
+    reward_weights: tuple[float, ...] | None = None
+
+
+@dataclass
+class MicroBatch:
+    """A micro-batch on the device, and the log-probabilities that earlier passes left there."""
+
+    input_RW: Tensor
+    position_RW: Tensor
+    flat_N: Tensor
+    target_N: Tensor
+    answer_N: Tensor
+    behav_N: Tensor
+    mask_N: Tensor
+    ids_K: np.ndarray
+    old_N: Tensor | None = None
+    ref_N: Tensor | None = None
+
+    @classmethod
+    def on(cls, device: torch.device, micro: Micro) -> MicroBatch:
+        """Copy the arrays to the device."""
+        names = ("input_RW", "position_RW", "flat_N", "target_N", "answer_N", "behav_N", "mask_N")
+        return cls(**{n: torch.from_numpy(getattr(micro, n)).to(device, non_blocking=True) for n in names}, ids_K=micro.ids_K)
+
+    def per_answer(self, values_A: np.ndarray) -> Tensor:
+        """[K] float64: a column of the batch at this micro-batch's answers, 0 for a dummy."""
+        column = np.where(self.ids_K >= 0, values_A[np.maximum(self.ids_K, 0)], 0.0)
+        return torch.from_numpy(column).to(self.input_RW.device)
+
+
+@dataclass
+class Part:
+    """A mini-batch: the groups of one optimiser step, and this rank's micro-batches of it."""
+
+    groups: np.ndarray
+    weights_A: np.ndarray
+    tokens: int
+    answers: int
+    micro: list[MicroBatch]
+
+
+@dataclass
+class Clock:
+    """Seconds by part of the work."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Add the time that the block took."""
+        start = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - start
+
+
+class Learner:
+    """One rank of the learner. The default process group must exist before it is made."""
+
+    def __init__(self, settings: LearnerSettings, device: torch.device) -> None:
+        self.settings = settings
+        self.device = device
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.mesh = make_mesh(device)
+        self.policy = load_policy(settings.model, settings.config, mesh=self.mesh, device=device)
+        self.optimizer = make_adamw(self.policy, settings.optim)
+        self.counters = Counters()
+        self._reference: Policy | None = None
+        single_row = self.policy.hf.config._attn_implementation == "flash_attention_2"
+        self.packing = PackSettings(
+            micro_tokens=settings.config.micro_tokens,
+            row_tokens=settings.config.row_tokens,
+            single_row=single_row,
+            hidden=self.policy.hidden_size,
+        )
+        chosen = settings.objective
+        self.flags = {name: getattr(chosen, name) for name in LOSS_FLAGS}
+        self.kl_in_reward = chosen.kl_coef > 0 and chosen.kl_in == "reward"
+        repeated = settings.optim.minibatches * settings.optim.epochs > 1
+        # With one step per batch `old` is the policy of that step itself: its pass would compute the same numbers again.
+        self.needs_old = self.kl_in_reward or (repeated and settings.ratio_to == "old")
+
+    # What a rank works on
+
+    def _plans(self, table: AnswerTable) -> list[tuple[np.ndarray, StepPlan]]:
+        """The mini-batches of a batch: their groups, and who computes which answer."""
+        plans = []
+        for groups in split_groups(len(table.uids), self.settings.optim.minibatches):
+            ids = np.flatnonzero(table.trains_A & np.isin(table.group_A, groups))
+            plans.append((groups, plan_step(table.sequence_A, ids, ranks=self.ranks, settings=self.packing)))
+        return plans
+
+    def _tabulate(self, groups: Sequence[TrainGroup]) -> AnswerTable:
+        return tabulate(groups, self.settings.objective, self.settings.max_tokens)
+
+    def needs(self, groups: Sequence[TrainGroup]) -> list[int]:
+        """The uids whose tokens this rank must be given to train on `groups`; not a collective."""
+        table = self._tabulate(groups)
+        return sorted({table.uids[table.group_A[a]] for _, plan in self._plans(table) for a in plan.answers_of(self.rank)})
+
+    def _prepare(self, table: AnswerTable, batch: Batch) -> list[Part]:
+        parts = []
+        for groups, plan in self._plans(table):
+            answers = {}
+            for a in plan.answers_of(self.rank):
+                group = batch.tokens[table.uids[table.group_A[a]]].group
+                answers[a] = Answer.of(group.prompt, group.completions[table.slot_A[a]])
+                seen = (answers[a].size, len(answers[a].written))
+                assert seen == (table.sequence_A[a], table.written_A[a]), f"group {group.uid}: tokens and numbers disagree"
+            chosen_A = table.trains_A & np.isin(table.group_A, groups)
+            lengths_A = np.where(chosen_A, table.written_A, 0)
+            parts.append(
+                Part(
+                    groups=groups,
+                    weights_A=answer_weights(lengths_A, table.group_A, mode=self.flags["loss_agg"], max_len=self.settings.max_tokens),
+                    tokens=int(lengths_A.sum()),
+                    answers=int(chosen_A.sum()),
+                    micro=[MicroBatch.on(self.device, build_micro(rows, answers)) for rows in plan.micro[self.rank]],
+                )
+            )
+        return parts
+
+    # Training
+
+    def train_batch(self, batch: Batch) -> StepStats:
+        """Advantages once, then M mini-batches x E epochs of optimiser steps. The same stats on every rank."""
+        clock = Clock()
+        with clock.part("total"):
+            with clock.part("prepare"):
+                table = self._tabulate(batch.groups)
+                parts = self._prepare(table, batch)
+            if self.needs_old:
+                with clock.part("old"):
+                    self._no_grad_pass(self.policy, parts, "old_N")
+            if self.settings.objective.kl_coef > 0:
+                with clock.part("reference"):
+                    self._no_grad_pass(self.reference, parts, "ref_N")
+            with clock.part("advantages"):
+                advantage_A = self._advantages(table, parts)
+            mismatch = _MismatchSums(self.device)
+            steps: list[OptimiserStep] = []
+            total, trained, failed = ObjectiveSums.zeros(self.device), set(), set()
+            for epoch in range(self.settings.optim.epochs):
+                for number, part in enumerate(parts):
+                    first = epoch == 0 and (self.needs_old or number == 0)
+                    step, sums = self._optimiser_step(part, advantage_A, clock, mismatch if first else None)
+                    steps.append(step)
+                    if step.skipped == "nonfinite":
+                        failed.update(part.groups.tolist())
+                    else:
+                        trained.update(part.groups.tolist())
+                        total = total + sums
+        self.counters = Counters(batch.index + 1, self.counters.optimiser_steps, self.counters.nonfinite_in_a_row)
+        return StepStats(
+            index=batch.index,
+            steps=tuple(steps),
+            mismatch=mismatch.total(self.all_reduce),
+            advantages=by_group(table, advantage_A),
+            tokens=int(sum(part.tokens for part in parts)),
+            groups=len(table.uids),
+            nonfinite=sum(s.skipped == "nonfinite" for s in steps),
+            nonfinite_in_a_row=self.counters.nonfinite_in_a_row,
+            empty=sum(s.skipped == "empty" for s in steps),
+            failed=tuple(table.uids[g] for g in sorted(failed - trained)),
+            masked_tokens=table.masked_tokens(),
+            seconds=dict(clock.seconds),
+            stats=asdict(finalise(total)),
+        )
+
+    def _advantages(self, table: AnswerTable, parts: list[Part]) -> np.ndarray:
+        kl_sum_A = None
+        if self.kl_in_reward:
+            sums = torch.zeros(len(table.group_A), dtype=torch.float64, device=self.device)
+            for micro in (m for part in parts for m in part.micro):
+                assert micro.old_N is not None and micro.ref_N is not None
+                ids_N = torch.from_numpy(micro.ids_K).to(self.device)[micro.answer_N]
+                sums.index_add_(0, ids_N.clamp(min=0), ((micro.old_N - micro.ref_N).double()).masked_fill(~micro.mask_N, 0.0))
+            self.all_reduce(sums)
+            kl_sum_A = sums.cpu().numpy()
+            if not np.isfinite(kl_sum_A).all():
+                # Weights that are not finite show as a loss that is not: the step is skipped and counted there.
+                return np.full(len(kl_sum_A), np.nan)
+        return batch_advantages(table, self.settings.objective, kl_sum_A=kl_sum_A, reward_weights=self.settings.reward_weights)
+
+    def _optimiser_step(
+        self, part: Part, advantage_A: np.ndarray, clock: Clock, mismatch: _MismatchSums | None
+    ) -> tuple[OptimiserStep, ObjectiveSums]:
+        lr = learning_rate(self.counters.optimiser_steps, self.settings.total_steps, self.settings.optim)
+        in_a_row = self.counters.nonfinite_in_a_row
+        if part.tokens == 0:
+            self._count_step(in_a_row)
+            empty = OptimiserStep(loss=0.0, grad_norm=0.0, lr=lr, tokens=0, answers=0, micro_batches=0, skipped="empty")
+            return empty, ObjectiveSums.zeros(self.device)
+        total = ObjectiveSums.zeros(self.device)
+        with clock.part("forward_backward"):
+            for micro in part.micro:
+                out, new_N = self._loss(micro, part, advantage_A)
+                out.loss.backward()
+                total = total + out.sums
+                if mismatch is not None:
+                    mismatch.add(new_N if micro.old_N is None else micro.old_N, micro.behav_N, micro.mask_N)
+            total = self._over_ranks(total)
+            loss = total.loss.item()
+        with clock.part("optimiser"):
+            grads = local_gradients(self.policy.parameters())
+            norm = gradient_norm(grads, self.all_reduce, self.device)
+            finite = bool(np.isfinite(loss) and np.isfinite(norm))
+            if finite:
+                clip = self.settings.optim.grad_clip
+                if clip and norm > clip:
+                    scale_gradients(grads, clip / norm)
+                set_learning_rate(self.optimizer, lr)
+                self.optimizer.step()
+            self.optimizer.zero_grad()
+        self._count_step(0 if finite else in_a_row + 1)
+        step = OptimiserStep(
+            loss=loss,
+            grad_norm=norm,
+            lr=lr,
+            tokens=part.tokens,
+            answers=part.answers,
+            micro_batches=len(part.micro),
+            skipped="" if finite else "nonfinite",
+            stats=asdict(finalise(total)),
+        )
+        return step, total
+
+    def _over_ranks(self, sums: ObjectiveSums) -> ObjectiveSums:
+        vectors = sums.to_vectors()
+        for vector, op in zip(vectors, (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN), strict=True):
+            dist.all_reduce(vector, op=op)
+        return ObjectiveSums.from_vectors(*vectors)
+
+    def _loss(self, micro: MicroBatch, part: Part, advantage_A: np.ndarray) -> tuple[LossOutputs, Tensor]:
+        new_N, entropy_N = self._forward(self.policy, micro)
+        out = grpo_loss(
+            new_N,
+            new_N.detach() if micro.old_N is None else micro.old_N,
+            micro.per_answer(advantage_A).float(),
+            micro.mask_N,
+            logp_behav=micro.behav_N,
+            logp_ref=micro.ref_N,
+            entropy=entropy_N,
+            answer=micro.answer_N,
+            weights=micro.per_answer(part.weights_A),
+            ratio_to=self.settings.ratio_to,
+            max_len=self.settings.max_tokens,
+            **self.flags,
+        )
+        return out, new_N.detach()
+
+    def _forward(self, model: Policy, micro: MicroBatch, with_entropy: bool = True) -> tuple[Tensor, Tensor]:
+        return model(micro.input_RW, micro.position_RW, micro.flat_N, micro.target_N, self.settings.temperature, with_entropy)
+
+    def _no_grad_pass(self, model: Policy, parts: list[Part], name: str) -> None:
+        """Log-probabilities of every token under `model`, kept in the micro-batches as `name`."""
+        with torch.no_grad():
+            for micro in (m for part in parts for m in part.micro):
+                setattr(micro, name, self._forward(model, micro, with_entropy=False)[0])
+        free_gathered(model)
+
+    def _count_step(self, nonfinite_in_a_row: int) -> None:
+        self.counters = Counters(self.counters.batches, self.counters.optimiser_steps + 1, nonfinite_in_a_row)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum over ranks, in place."""
+        dist.all_reduce(tensor)
+
+    # Besides training
+
+    @property
+    def reference(self) -> Policy:
+        """The frozen reference model, loaded at its first use, sharded like the policy."""
+        if self._reference is None:
+            source = self.settings.reference or self.settings.model
+            self._reference = load_policy(source, self.settings.config, mesh=self.mesh, device=self.device, trainable=False)
+        return self._reference
+
+    def logprobs(self, answers: Sequence[Answer]) -> list[np.ndarray]:
+        """The policy's log-probabilities of the policy-written tokens of each answer, at the sampling temperature.
+
+        Every rank gives the same answers and gets all the results (float32, one array per answer).
+        """
+        sizes = [len(a.written) for a in answers]
+        ends = np.cumsum([0, *sizes])
+        plan = plan_step([a.size for a in answers], np.flatnonzero(sizes), ranks=self.ranks, settings=self.packing)
+        flat = torch.zeros(int(ends[-1]), dtype=torch.float32, device=self.device)
+        with torch.no_grad():
+            for rows in plan.micro[self.rank]:
+                micro = MicroBatch.on(self.device, build_micro(rows, dict(enumerate(answers))))
+                logp_N, _ = self._forward(self.policy, micro, with_entropy=False)
+                if rows:
+                    flat[torch.cat([torch.arange(ends[a], ends[a + 1]) for row in rows for a in row]).to(self.device)] = logp_N
+        free_gathered(self.policy)
+        self.all_reduce(flat)
+        return np.split(flat.cpu().numpy(), ends[1:-1])
+
+
+class _MismatchSums:
+    """Sums of learner − engine over this rank's tokens."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # tokens, |difference|, engine − learner
+        self.top = torch.zeros((), dtype=torch.float64, device=device)
+
+    def add(self, learner_N: Tensor, engine_N: Tensor, mask_N: Tensor) -> None:
+        """Count a micro-batch's tokens."""
+        difference = (learner_N - engine_N).double()[mask_N]
+        self.sums += torch.stack([torch.ones_like(difference).sum(), difference.abs().sum(), -difference.sum()])
+        if difference.numel():
+            self.top = torch.maximum(self.top, difference.abs().max())
+
+    def total(self, all_reduce: Any) -> Mismatch:
+        """Over all ranks."""
+        all_reduce(self.sums)
+        dist.all_reduce(self.top, op=dist.ReduceOp.MAX)
+        tokens, absolute, kl = self.sums.tolist()
+        count = max(tokens, 1.0)
+        return Mismatch(tokens=int(tokens), mean_abs=absolute / count, max_abs=self.top.item(), kl=kl / count)
