@@ -1,0 +1,41 @@
+# Each target makes the environment it needs first; when it is there, that takes a moment.
+# EXTRA=cpu or EXTRA=gpu overrides what the machine suggests; PYTHON=..., VENV=... choose the interpreter and the place.
+
+SHELL := /bin/bash
+VENV ?= .venv
+PY := $(VENV)/bin/python
+SEED ?= 0
+ARGS ?=
+export VENV EXTRA PYTHON
+# A process that shares its core with others loses a factor of 30 when OpenMP threads spin.
+export OMP_NUM_THREADS ?= 1
+SETUP = python3 .ci/setup.py
+
+.PHONY: help setup demo test check lock clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+
+setup:  ## the environment alone, with all extras
+	@$(SETUP) dev gym
+
+demo:  ## train a model on two-digit sums and show what it learned (SEED=0)
+	@start=$$(date +%s); $(SETUP) || exit; \
+	 WINNOW_SETUP_SECONDS=$$(($$(date +%s) - start)) exec $(PY) -m cluster.demo --seed $(SEED)
+
+test:  ## the whole test suite (ARGS="-k name" for a part)
+	@$(SETUP) dev gym
+	@$(PY) -m pytest $(ARGS)
+
+check:  ## lint and types
+	@$(SETUP) dev gym
+	@$(PY) -m ruff check rollout verifier learner cluster tests .ci
+	@$(PY) -m mypy rollout verifier learner cluster tests .ci/setup.py
+
+lock:  ## write the exact versions in .ci/lock anew (ARGS=package moves one to its newest)
+	@$(SETUP)
+	@$(PY) .ci/lock.py $(ARGS)
+
+clean:  ## remove the environment and the caches (runs stay)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find rollout verifier learner cluster tests -name __pycache__ -type d -prune -exec rm -rf {} +
