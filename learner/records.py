@@ -49,6 +49,12 @@ class TrainGroup:
         )
 
     @classmethod
+    def filler(cls, uid: int, size: int) -> TrainGroup:
+        """A group that is not there (refill policy `relax`): it keeps the batch's shape and trains nothing."""
+        none = np.zeros(size, dtype=np.int64)
+        return cls(uid, np.zeros(size), np.zeros((1, size)), none, none, np.zeros(size, dtype=bool), prompt_length=0, masked=True)
+
+    @classmethod
     def of_scored(cls, scored: ScoredGroup, masked: bool = False) -> TrainGroup:
         """From the scored group itself."""
         completions = scored.group.completions

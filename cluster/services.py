@@ -1,0 +1,105 @@
+"""The actors of a run: rollout workers, verifiers and learner ranks, started together and ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from cluster.config import RunConfig
+from cluster.placement import Places, bundles, counts
+from learner.actor import LearnerRank
+from learner.config import ObjectiveConfig
+from rollout.actor import Rollout
+from verifier.actor import Verifier
+
+STOP_SECONDS = 5.0  # for an actor to end by itself
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What every actor must agree on about the model: where it is, what ends an answer, how long a context is."""
+
+    folder: str
+    stop_token_ids: tuple[int, ...]
+    max_model_len: int
+    transfer_backend: str
+
+
+@dataclass
+class Services:
+    """Handles of all actors. Each list is in the order of the actors' own indices."""
+
+    places: Places
+    engines: list[Any] = field(default_factory=list)
+    verifiers: list[Any] = field(default_factory=list)
+    ranks: list[Any] = field(default_factory=list)
+    pids: set[int] = field(default_factory=set)
+
+    async def each(self, actors: Iterable[Any], method: str, *args: Any) -> list[Any]:
+        """Call one method on several actors at once; their answers in order."""
+        return list(await asyncio.gather(*(as_coroutine(getattr(actor, method).remote(*args)) for actor in actors)))
+
+    async def stop(self) -> None:
+        """End every actor: asked first, killed after `STOP_SECONDS`; then every process that they had started."""
+        everyone = [*self.engines, *self.verifiers, *self.ranks]
+        asked = [as_coroutine(actor.stop.remote()) for actor in everyone]
+        await asyncio.wait([asyncio.ensure_future(a) for a in asked], timeout=STOP_SECONDS) if asked else None
+        for actor in everyone:
+            ray.kill(actor)
+        for pid in self.pids - {os.getpid()}:
+            if Path(f"/proc/{pid}").exists():
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    continue
+
+
+def as_coroutine(ref: Any) -> Coroutine[Any, Any, Any]:
+    """An object ref as a coroutine."""
+
+    async def wait() -> Any:
+        return await ref
+
+    return wait()
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Variables of an actor: threads that spin on shared cores cost a factor of 30, so each gets its number."""
+    return {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "RAY_TQDM": "0"}
+
+
+def create(config: RunConfig, objective: ObjectiveConfig, facts: ModelFacts, places: Places, verifier_names: tuple[str, ...]) -> Services:
+    """Create every actor; none has started its work yet."""
+    each, number = bundles(config), counts(config)
+    services = Services(places)
+    for i in range(number["rank"]):
+        options = places.options("rank", i, each["rank"], environment(config.model.learner_threads))
+        services.ranks.append(
+            ray.remote(LearnerRank).options(**options, max_concurrency=2).remote(i, number["rank"], facts.folder, config.model, config.optim, objective, config.steps, config.rollout)
+        )
+    for i in range(number["engine"]):
+        options = places.options("engine", i, each["engine"], environment(config.rollout.engine_threads))
+        services.engines.append(
+            ray.remote(Rollout)
+            .options(**options, max_concurrency=10_000)
+            .remote(
+                i,
+                config.rollout,
+                model=facts.folder,
+                max_model_len=facts.max_model_len,
+                stop_token_ids=facts.stop_token_ids,
+                transfer_backend=facts.transfer_backend,
+                trust_remote_code=config.model.trust_remote_code,
+            )
+        )
+    for i in range(number["verifier"]):
+        options = places.options("verifier", i, each["verifier"], environment(1))
+        services.verifiers.append(ray.remote(Verifier).options(**options, max_concurrency=10_000).remote(config.verify, verifier_names))
+    return services

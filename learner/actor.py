@@ -1,0 +1,175 @@
+"""The Ray shell of one learner rank: joins the process group, fetches its tokens, publishes weights. No logic of its own.
+
+Every method but `address`, `progress`, `release`, `read_published` and `pids` is a collective: the controller calls it
+on all ranks at once. The actor has two threads, so that `progress` can be asked while a rank works.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+import torch.distributed as dist
+
+from learner.checkpoint import export_hf, load_checkpoint, save_checkpoint
+from learner.model import full_weights
+from learner.pack import Answer
+from learner.publish import ShmPublisher, VllmPublisher, read_file
+from learner.records import Batch, StepStats, TrainGroup
+from learner.step import Learner, LearnerSettings
+from learner.warmup import Example, WarmupStep, sft_steps
+from rollout.records import Completion, Prompt
+from rollout.weights import WeightManifest
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+
+
+def free_port() -> int:
+    """A free TCP port of this machine."""
+    with socket.socket() as s:
+        s.bind(("", 0))
+        return int(s.getsockname()[1])
+
+
+class LearnerRank:
+    """Rank `rank` of `ranks`. `publish_dtype` is the engines' dtype, in which weights travel."""
+
+    def __init__(self, rank: int, ranks: int, settings: LearnerSettings, *, publish_dtype: str, threads: int) -> None:
+        self.rank = rank
+        self.ranks = ranks
+        self.settings = settings
+        self.publish_dtype: torch.dtype = getattr(torch, publish_dtype)
+        gpu = bool(ray.get_gpu_ids())
+        self.device = torch.device("cuda", 0) if gpu else torch.device("cpu")
+        if not gpu:
+            torch.set_num_threads(threads)
+        self.learner: Learner | None = None
+        self.publisher: ShmPublisher | None = None
+        self.vllm: VllmPublisher | None = None
+        self._progress: WarmupStep | None = None
+
+    def address(self) -> tuple[str, int]:
+        """Where rank 0 can be met by the others."""
+        return ray.util.get_node_ip_address(), free_port()
+
+    def start(self, address: str, port: int) -> dict[str, Any]:
+        """Join the process group and load the shards."""
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend, init_method=f"tcp://{address}:{port}", rank=self.rank, world_size=self.ranks, timeout=COLLECTIVE_TIMEOUT
+        )
+        self._use_device()
+        self.learner = Learner(self.settings, self.device)
+        self.publisher = ShmPublisher(self._weights, rank=self.rank, dtype=self.publish_dtype)
+        return {"host": socket.gethostname(), "parameters": sum(p.numel() for p in self.learner.policy.parameters())}
+
+    def _use_device(self) -> None:
+        if self.device.type == "cuda":  # the current device belongs to the thread, and calls come on several
+            torch.cuda.set_device(self.device)
+
+    def _started(self) -> Learner:
+        assert self.learner is not None, "the learner was not started"
+        self._use_device()
+        return self.learner
+
+    # -- work -------------------------------------------------------------------------------------------------------
+
+    def train(
+        self, index: int, groups: tuple[TrainGroup, ...], names: tuple[str, ...], refs: Mapping[int, ray.ObjectRef]
+    ) -> StepStats:
+        """One batch. Object refs inside a mapping come as refs, so a rank fetches only the groups that it works on."""
+        learner = self._started()
+        needed = learner.needs(groups)
+        tokens = dict(zip(needed, ray.get([refs[uid] for uid in needed]), strict=True))
+        return learner.train_batch(Batch(index, groups, names, tokens))
+
+    def warm_up(self, batches: Sequence[Sequence[Example]], lr: float) -> list[WarmupStep]:
+        """The supervised phase."""
+
+        def note(step: WarmupStep) -> None:
+            self._progress = step
+
+        return sft_steps(self._started(), batches, steps=len(batches), lr=lr, on_step=note)
+
+    def progress(self) -> WarmupStep | None:
+        """The last supervised step taken."""
+        return self._progress
+
+    def logprobs(self, prompt: Prompt, completions: Sequence[Completion]) -> list[np.ndarray]:
+        """The policy's log-probabilities of answers that an engine gave (float32, one array per answer)."""
+        return self._started().logprobs([Answer.of(prompt, c) for c in completions])
+
+    # -- weights ----------------------------------------------------------------------------------------------------
+
+    def _weights(self) -> Any:
+        return full_weights(self._started().policy, self.publish_dtype)
+
+    def publish(self, attempt: int, version: int) -> WeightManifest | None:
+        """One version into shared memory; the manifest on rank 0."""
+        assert self.publisher is not None
+        self._use_device()
+        return self.publisher.publish(attempt, version)
+
+    def release(self, manifest: WeightManifest) -> None:
+        """Give a version's memory back."""
+        ShmPublisher.release(manifest)
+
+    def read_published(self, manifest: WeightManifest) -> np.ndarray:
+        """The bytes of a version, for engines on another host."""
+        return read_file(manifest)
+
+    def join_transfer(self, backend: str, engines: Sequence[Any], workers: int, address: str, port: int) -> None:
+        """Open vLLM's own transfer (`nccl`, `ipc`) to all engines; `workers` counts their GPUs."""
+        from vllm.distributed.weight_transfer.clients import RayVLLMWeightSyncClient
+
+        metadata = [(name, self.publish_dtype, tuple(tensor.shape)) for name, tensor in self._weights()]
+        self.vllm = VllmPublisher(
+            backend,
+            self._weights,
+            metadata,
+            rank=self.rank,
+            client=RayVLLMWeightSyncClient(list(engines)),
+            address=address,
+            port=port,
+            world_size=workers + 1,
+        )
+
+    def send(self) -> None:
+        """Send the current weights over vLLM's own transfer."""
+        assert self.vllm is not None
+        self._use_device()
+        self.vllm.publish()
+
+    # -- keeping ----------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str) -> None:
+        """This rank's part of a checkpoint."""
+        learner = self._started()
+        save_checkpoint(learner.policy, learner.optimizer, learner.counters, folder)
+
+    def load(self, folder: str) -> int:
+        """Go on from a checkpoint; returns the batches trained."""
+        learner = self._started()
+        learner.counters = load_checkpoint(learner.policy, learner.optimizer, folder)
+        return learner.counters.batches
+
+    def export(self, folder: str, dtype: str, tokenizer_folder: str) -> None:
+        """An ordinary Hugging Face checkpoint."""
+        export_hf(self._started().policy, folder, dtype=getattr(torch, dtype), tokenizer_folder=tokenizer_folder)
+
+    def pids(self) -> list[int]:
+        """This process."""
+        return [os.getpid()]
+
+    def stop(self) -> None:
+        """Leave the process group and give shared memory back."""
+        if self.publisher is not None:
+            self.publisher.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
