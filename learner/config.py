@@ -62,6 +62,9 @@ class BufferConfig(BaseModel):
     max_failed_groups: int = Field(100, ge=0, description="groups that may end as failed before the run stops")
 
 
+LossAgg = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm", "seq-mean-token-sum", "token-sum", "prompt-mean"]
+
+
 class ObjectiveConfig(BaseModel):
     """The objective: advantages, the loss per token, and how it is averaged. docs/objectives.md has the papers."""
 
@@ -69,33 +72,50 @@ class ObjectiveConfig(BaseModel):
 
     ratio_to: Literal["old", "behav"] | None = Field(
         None,
-        description="denominator of the ratio: the policy when the batch began (old), or the one that sampled (behav); default: behav when max_staleness > 0 and minibatches · epochs = 1, else old",
+        description="denominator of the ratio: the policy when the batch began (old) or the one that sampled (behav); "
+        "default: behav when max_staleness > 0 and minibatches · epochs = 1, else old",
     )
-    baseline: Literal["group", "loo", "batch", "critic"] = Field("group", description="what is subtracted from the reward: mean of the group, of its other answers, of the batch; or a value network")
-    adv_norm: Literal["std", "none", "batch"] = Field("std", description="divide advantages by the group's std, not at all, or by their std over the batch")
+    baseline: Literal["group", "loo", "batch", "critic"] = Field(
+        "group", description="what is subtracted from the reward: the mean of the group, of its other answers, of the batch; or a value"
+    )
+    adv_norm: Literal["std", "none", "batch"] = Field(
+        "std", description="divide advantages by the group's std, not at all, or by their std over the batch"
+    )
     std_ddof: Literal[0, 1] = Field(0, description="0: population std; 1: sample std")
     std_eps: float = Field(0.0, ge=0, description="added to the std")
-    spread_tol: float = Field(1e-6, ge=0, description="a group whose raw rewards span no more than this has no spread, and is not informative")
-    reward_norm: Literal["sum", "gdpo"] = Field("sum", description="several rewards: weighted sum first, or normalise each within its group first (GDPO)")
-    policy_loss: Literal["clip", "cispo", "sapo", "reinforce"] = Field("clip", description="the policy term per token; reinforce has no ratio")
+    spread_tol: float = Field(1e-6, ge=0, description="a group whose raw rewards span no more than this is not informative")
+    reward_norm: Literal["sum", "gdpo"] = Field(
+        "sum", description="several rewards: weighted sum first, or normalise each within its group first (GDPO)"
+    )
+    policy_loss: Literal["clip", "cispo", "sapo", "reinforce"] = Field(
+        "clip", description="the policy term per token; reinforce has no ratio"
+    )
     clip: float = Field(0.2, ge=0, le=1, description="the ratio is kept above 1 - clip")
     clip_high: float | None = Field(None, ge=0, description="the ratio is kept below 1 + clip_high; default: clip")
     dual_clip: float | None = Field(None, gt=1, description="at a negative advantage the term is at most this times |A|; default: off")
-    ratio_level: Literal["token", "sequence"] = Field("token", description="one ratio per token, or one per answer: the geometric mean of its tokens' (GSPO)")
+    ratio_level: Literal["token", "sequence"] = Field(
+        "token", description="one ratio per token, or one per answer: the geometric mean of its tokens' (GSPO)"
+    )
     tau_pos: float = Field(1.0, gt=0, description="temperature of SAPO's gate at positive advantages")
     tau_neg: float = Field(1.05, gt=0, description="temperature of SAPO's gate at negative advantages")
     kl_coef: float = Field(0.001, ge=0, description="weight of the KL term; 0: the reference model is never loaded")
     kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="estimator of the KL; kl_in = reward takes k1")
-    kl_in: Literal["loss", "reward"] = Field("loss", description="where the KL goes: into the loss per token, or off the reward before the baseline")
+    kl_in: Literal["loss", "reward"] = Field(
+        "loss", description="where the KL goes: into the loss per token, or off the reward before the baseline"
+    )
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy over the full vocabulary, which is raised")
-    overlong: Literal["score", "mask", "penalty"] = Field("score", description="answers cut off at max_tokens: scored as any, left out of the loss, or a soft penalty by length")
+    overlong: Literal["score", "mask", "penalty"] = Field(
+        "score", description="answers cut off at max_tokens: scored as any, left out of the loss, or a soft penalty by length"
+    )
     overlong_cache: int = Field(0, ge=0, description="width of the soft penalty's warning zone, in tokens")
-    filter_groups: bool = Field(False, description="dynamic sampling: groups without reward spread do not train, the buffer refills until the batch is full")
+    filter_groups: bool = Field(
+        False, description="dynamic sampling: groups without reward spread do not train, the buffer refills until the batch is full"
+    )
     mismatch: Literal["none", "tis", "mis", "icepop", "seq-tis", "seq-mis", "geo-mask"] = Field(
-        "none", description="correction of old against the sampling policy by a weight: truncated, masked above, masked on both sides; seq-: over the answer"
+        "none",
+        description="correction of old against the sampling policy by a weight: truncated, masked above, masked on both sides; "
+        "seq-: over the answer",
     )
     mismatch_cap: float = Field(2.0, gt=0, description="highest weight of the mismatch correction")
     mismatch_low: float = Field(0.5, ge=0, description="lowest weight that icepop and geo-mask keep")
-    loss_agg: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm", "seq-mean-token-sum", "token-sum", "prompt-mean"] = Field(
-        "token-mean", description="how the terms of all tokens become one loss"
-    )
+    loss_agg: LossAgg = Field("token-mean", description="how the terms of all tokens become one loss")
