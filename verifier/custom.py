@@ -1,7 +1,7 @@
 """`function`: a reward function of the user's, named by its dotted path.
 
-Options: `path` = "package.module.name" or "package.module:name". It is called as `name(gold, response, meta)` in a process of its own that can be killed,
-and returns a number, a bool, or a Verdict. What it raises is an error of ours: the answer gets no reward.
+Options: `path` = "package.module.name" or "package.module:name". It is called as `name(gold, response, meta)` in a
+process that can be killed, and returns a number, a bool, or a Verdict. What it raises is an error of ours: the answer gets no reward.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`gsm8k`: the number behind the last `####`, compared exactly.
 
 Gold answers may be whole GSM8K solutions. Options: `final` says what counts as the final answer,
-"marker_or_last" (default: without a marker the last number of the text), "marker" (no marker, no reward) or "last_number" (markers are not looked at).
+"marker_or_last" (default: without a marker the last number of the text), "marker" (no marker, no reward) or
+"last_number" (markers are not looked at).
 """
 
 from __future__ import annotations

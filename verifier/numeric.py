@@ -1,6 +1,7 @@
 """`numeric`: the last number of the response, compared exactly. Strict and quick: the built-in arithmetic's verifier.
 
-Options: `fractions` (default false): "3/4" and "1 1/2" count as one number each; without it "3/4" ends in the number 4. A decimal is always one number.
+Options: `fractions` (default false): "3/4" and "1 1/2" count as one number each; without it "3/4" ends in the
+number 4. A decimal is always one number.
 """
 
 from __future__ import annotations

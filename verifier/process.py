@@ -117,11 +117,16 @@ class Process:
             except ValueError:
                 return messages, True
 
-    def listen(self) -> None:
-        """Take what it writes to stderr and keep the end of it."""
-        with contextlib.suppress(OSError):
+    def listen(self) -> bool:
+        """Take what it writes to stderr and keep the end of it. False when it has closed its end."""
+        try:
             while data := os.read(self.stderr, 1 << 16):
                 self._words = (self._words + data)[-STDERR_KEPT:]
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
 
     @property
     def last_words(self) -> str:

@@ -22,9 +22,8 @@ async def score_group(pool: VerifierPool, group: Group, config: VerifyConfig) ->
     """Every answer judged by the row's verifier, or by all of `reward_weights` when that is set."""
     weights = dict(config.reward_weights) or {group.prompt.verifier: 1.0}
     names = tuple(weights)
-    items = [
-        Item(group.prompt.verifier if name == ROW else name, group.prompt.answer, c.text, group.prompt.meta) for name in names for c in group.completions
-    ]
+    prompt = group.prompt
+    items = [Item(prompt.verifier if n == ROW else n, prompt.answer, c.text, prompt.meta) for n in names for c in group.completions]
     flat = await pool.verify(items)
     size = len(group.completions)
     return combine(group, weights, [flat[r * size : (r + 1) * size] for r in range(len(names))])

@@ -1,7 +1,7 @@
 r"""`format`: is the answer of the asked shape? The gold answer is not looked at.
 
-Options: `shape` = "box" (default: exactly one balanced `\boxed{}`, not empty, after the thinking), "think_box" (one closed think block, then that),
-"marker" (one `####` with something behind it) or "regex" (the whole response matches `pattern`).
+Options: `shape` = "box" (default: exactly one balanced `\boxed{}`, not empty, after the thinking), "think_box" (one closed
+think block, then that), "marker" (one `####` with something behind it) or "regex" (the whole response matches `pattern`).
 """
 
 from __future__ import annotations

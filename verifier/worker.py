@@ -1,6 +1,7 @@
-"""The inside of one verifier process: read a batch, judge item by item, say what was found. It trusts no clock of its own: the pool watches and kills.
+"""The inside of one verifier process: read a batch, judge item by item, say what was found.
 
-Started by `verifier.process` as `python -c`, never by fork, so it holds nothing of its parent's.
+It trusts no clock of its own: the pool watches and kills. Started by `verifier.process`
+as `python -c`, never by fork, so it holds nothing of its parent's.
 """
 
 from __future__ import annotations
@@ -125,7 +126,9 @@ def _batch(batch: list[list[Any]], options: dict[str, dict[str, Any]], reply: in
         os._exit(0)
 
 
-def _judge(verifier: Any, name: str, gold: str, response: str | None, options: dict[str, Any], meta: dict[str, Any]) -> tuple[str, float | None, str]:
+def _judge(
+    verifier: Any, name: str, gold: str, response: str | None, options: dict[str, Any], meta: dict[str, Any]
+) -> tuple[str, float | None, str]:
     """Status, reward and reason of one item. Without a response, the gold answer itself is on trial."""
     if response is None:
         response = canonical(name, gold, options, meta)
