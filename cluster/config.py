@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from learner.config import BufferConfig, ModelConfig, ObjectiveConfig, OptimConfig
+from learner.variants import resolve_objective
 from rollout.config import DataConfig, RolloutConfig
 from rollout.errors import UserError
 from verifier.config import VerifyConfig
@@ -124,6 +125,7 @@ def cross_checks(cfg: RunConfig) -> Iterator[str]:
     yield from _check_sources(cfg)
     yield from _check_sampling(cfg)
     yield from _check_batches(cfg)
+    yield from _check_objective(cfg)
     yield from _check_devices(cfg)
     yield from _check_eval(cfg)
 
@@ -176,19 +178,34 @@ def _check_sampling(cfg: RunConfig) -> Iterator[str]:
 
 
 def _check_batches(cfg: RunConfig) -> Iterator[str]:
-    groups, parts, size = cfg.buffer.batch_size, cfg.optim.minibatches, cfg.rollout.group_size
+    groups, parts = cfg.buffer.batch_size, cfg.optim.minibatches
     if groups % parts:
         best = max(m for m in range(1, parts + 1) if groups % m == 0)
         yield f"optim.minibatches = {parts} does not divide buffer.batch_size = {groups}: take {best}, or another batch_size"
-    if size == 1 and cfg.objective.baseline in ("group", "loo"):
-        yield (
-            f"rollout.group_size = 1 makes every advantage 0 under objective.baseline = {cfg.objective.baseline!r}: "
-            "take at least 2 answers per prompt, or baseline batch"
-        )
-    answers = groups // parts * size
+    answers = groups // parts * cfg.rollout.group_size
     if cfg.model.learner_ranks > answers:
         ranks = cfg.model.learner_ranks
         yield f"model.learner_ranks = {ranks} is more than the {answers} answers of a mini-batch: lower it or raise batch_size"
+
+
+def resolved_objective(cfg: RunConfig) -> ObjectiveConfig:
+    """The objective with every default filled in that depends on another setting. Raises UserError where it has no meaning."""
+    return resolve_objective(
+        cfg.objective,
+        max_staleness=cfg.rollout.max_staleness,
+        minibatches=cfg.optim.minibatches,
+        epochs=cfg.optim.epochs,
+        variant=cfg.variant,
+        group_size=cfg.rollout.group_size,
+        max_tokens=cfg.rollout.max_tokens,
+    )
+
+
+def _check_objective(cfg: RunConfig) -> Iterator[str]:
+    try:
+        resolved_objective(cfg)
+    except UserError as error:
+        yield str(error)
 
 
 def _check_devices(cfg: RunConfig) -> Iterator[str]:

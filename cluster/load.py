@@ -19,7 +19,8 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, CliSettingsSource, TomlConfigSettingsSource
 
 from cluster.config import RunConfig, fields, flag_names
-from cluster.sentences import nearest, sentence, suggest_flag
+from cluster.sentences import nearest, no_truth_for_a_number, sentence, suggest_flag
+from learner.variants import preset
 from rollout.errors import UserError
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -50,8 +51,10 @@ def resolve(recipe: str | None, flags: Mapping[str, Any]) -> RunConfig:
     tree = read_recipe(path) if path is not None else {}
     if path is not None and path.name == RUN_CONFIG and Path(str(recipe)).is_dir():
         tree["run_dir"] = str(recipe)
+    merged = merge(tree, flags)
+    no_truth_for_a_number(merged, path)
     try:
-        return RunConfig.model_validate(merge(tree, flags))
+        return RunConfig.model_validate(merged)
     except ValidationError as error:
         raise UserError(sentence(error, flags, path)) from None
 
@@ -86,11 +89,6 @@ def preset_keys(variant: object) -> dict[str, Any]:
     """The dotted keys that a variant sets; nothing for None."""
     if variant is None:
         return {}
-    try:
-        from learner.variants import preset
-    except ModuleNotFoundError:  # TODO drop
-        return {}
-
     return {f"objective.{k}": v for k, v in preset(str(variant)).items()}
 
 
@@ -122,7 +120,9 @@ def read_recipe(path: Path) -> dict[str, Any]:
     try:
         return TomlConfigSettingsSource(_Settings, path)()
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not TOML: {error}; correct that line") from None
+        last = len(path.read_text(encoding="utf-8").splitlines())
+        what = str(error).replace("at end of document", f"at line {last}, the last")
+        raise UserError(f"{path} is not TOML: {what}; correct that line") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not TOML: byte {error.start} is not UTF-8; save the file as UTF-8") from None
     except OSError as error:
@@ -220,14 +220,20 @@ def _decode(key: str, name: str, text: str) -> Any:
 
 
 def to_toml(cfg: RunConfig) -> str:
-    """The whole resolved tree as TOML that `load` reads back to the same values; keys whose value is None are left out."""
+    """The whole resolved tree as TOML that `load` reads back to the same values; what is None is left out, TOML has no word for it."""
     tree = cfg.model_dump()
     top = [f"{k} = {_toml(v)}" for k, v in tree.items() if not isinstance(v, dict) and v is not None]
     parts = ["\n".join(top)]
     for section, keys in tree.items():
         if isinstance(keys, dict):
-            parts.append("\n".join([f"[{section}]", *(f"{k} = {_toml(v)}" for k, v in keys.items() if v is not None)]))
+            lines = (f"{k} = {_toml(_as_declared(f'{section}.{k}', v))}" for k, v in keys.items() if v is not None)
+            parts.append("\n".join([f"[{section}]", *lines]))
     return "\n\n".join(parts) + "\n"
+
+
+def _as_declared(key: str, value: Any) -> Any:
+    """A default such as 0 of a field of floats becomes 0.0, as it is read back."""
+    return float(value) if fields()[key].annotation is float else value
 
 
 def _toml(value: Any) -> str:
@@ -235,7 +241,7 @@ def _toml(value: Any) -> str:
         inside = ", ".join(f"{_toml_key(k)} = {_toml(v)}" for k, v in value.items() if v is not None)
         return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
+        return "[" + ", ".join(_toml(v) for v in value if v is not None) + "]"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):

@@ -6,11 +6,12 @@ import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from cluster.config import RunConfig, fields, flag_names
+from rollout.errors import UserError
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
@@ -49,7 +50,7 @@ def sentence(error: ValidationError, flags: Mapping[str, Any], path: Path | None
     """The first of a validation's errors as one sentence of key, value and remedy, with the number of the others."""
     errors = error.errors(include_url=False)
     first = errors[0]
-    more = f" (and {len(errors) - 1} more problems)" if len(errors) > 1 else ""
+    more = f" (and {len(errors) - 1} more problem{'s' if len(errors) > 2 else ''})" if len(errors) > 1 else ""
     if first["type"] == "value_error":
         return str(first["ctx"]["error"]) + more
     key = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"]).lstrip(".")
@@ -68,17 +69,27 @@ def sentence(error: ValidationError, flags: Mapping[str, Any], path: Path | None
     return f"{key} = {_short(value)} ({where}) is not allowed: it should be {rule}{more}"
 
 
+def no_truth_for_a_number(tree: Mapping[str, Any], path: Path | None) -> None:
+    """Raises UserError for true or false where a number belongs, which pydantic would take for 1 or 0."""
+    for key, info in fields().items():
+        value: Any = tree
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if isinstance(value, bool) and {int, float} & {info.annotation, *get_args(info.annotation)}:
+            raise UserError(f"{key} = {str(value).lower()} ({path or 'the config'}) has the wrong type: give a number")
+
+
 def _suggest_key(loc: tuple[int | str, ...]) -> str:
     """The nearest of the keys that the section has, else of all keys of the tree."""
     section, leaf = [str(p) for p in loc[:-1] if not isinstance(p, int)], str(loc[-1])
     here: type[BaseModel] = RunConfig
     for name in section:
         here = next(_models(here.model_fields[name].annotation))
-    close = difflib.get_close_matches(leaf, list(here.model_fields), n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {'.'.join([*section, close[0]])}?"
     elsewhere = [key for key in fields() if key.rsplit(".", 1)[-1] == leaf]
-    return f"did you mean {elsewhere[0]}?" if elsewhere else _suggest(".".join([*section, leaf]), list(fields()))
+    if elsewhere:
+        return f"did you mean {elsewhere[0]}?"
+    close = difflib.get_close_matches(leaf, list(here.model_fields), n=1, cutoff=0.6)
+    return f"did you mean {'.'.join([*section, close[0]])}?" if close else _suggest(".".join([*section, leaf]), list(fields()))
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
