@@ -93,7 +93,7 @@ TABLE: tuple[Metric, ...] = (
     M("train.groups", "train/groups", "groups", "sum", "groups of the batch"),
     M("train.groups_failed", "train/groups_failed", "groups", "sum", "groups of the batch none of whose optimiser steps was finite"),
     M("train.nonfinite", "train/nonfinite", "steps", "sum", "optimiser steps skipped because loss or gradient was not finite"),
-    M("train.nonfinite_in_a_row", "train/nonfinite_in_a_row", "steps", "last", "the same in a row; `max_nonfinite_steps` of them stop the run"),
+    M("train.nonfinite_in_a_row", "train/nonfinite_in_a_row", "steps", "last", "the same in a row, as of now; too many stop the run"),
     M("train.empty", "train/empty", "steps", "sum", "optimiser steps skipped because every token was masked"),
     M("train.clipfrac_low", "clip/low", "1", "share", "`clipfrac`, the part below 1 - clip"),
     M("train.clipfrac_high", "clip/high", "1", "share", "`clipfrac`, the part above 1 + clip_high"),
@@ -129,7 +129,7 @@ TABLE: tuple[Metric, ...] = (
     M("ledger.tokens_uninformative", "ledger/tokens_uninformative", "tokens", "total", "tokens of dropped groups"),
     M("ledger.tokens_failed", "ledger/tokens_failed", "tokens", "total", "tokens of failed groups"),
     M("ledger.tokens_surplus", "ledger/tokens_surplus", "tokens", "total", "tokens of surplus groups"),
-    M("ledger.tokens_lost_attempt", "ledger/tokens_lost_attempt", "tokens", "total", "tokens of attempts that did not count (a lower bound)"),
+    M("ledger.tokens_lost_attempt", "ledger/tokens_lost_attempt", "tokens", "total", "tokens of attempts that did not count"),
     M("ledger.tokens_held", "ledger/tokens_held", "tokens", "last", "tokens of kept groups"),
     # tokens of this step
     M("buffer.tokens", "tokens/generated", "tokens", "sum", "tokens of the groups scored since the last step"),
@@ -226,7 +226,7 @@ def flat(prefix: str, record: Any) -> dict[str, float]:
         pairs: Any = value.items() if isinstance(value, Mapping) else [("", value)]
         for key, number in pairs:
             if isinstance(number, (int, float, np.number)) and not math.isnan(number):
-                found[f"{prefix}.{field.name}{'.' if key != '' else ''}{key}"] = float(number) if isinstance(number, float) else number
+                found[f"{prefix}.{field.name}{'.' if key != '' else ''}{key}"] = _number(number)
     return found
 
 
