@@ -243,8 +243,12 @@ def test_missing_recipe_names_the_built_in_ones(tmp_path: Path) -> None:
 # -- back to TOML
 
 
+ODD = '{"a b": [1, null, {"c": 1e-30}]}'
+SCALARS = st.one_of(st.booleans(), st.integers(-(2**62), 2**62), st.floats(allow_nan=False), st.text(max_size=8))
+
+
 @pytest.mark.parametrize("name", builtin_recipes())
-@pytest.mark.parametrize("flags", [[], ["--variant", "olmo3", "--stop", '["\\n\\"x\\u007f"]', "--engine_options", '{"a b": [1, null, {"c": 1e-30}]}']])
+@pytest.mark.parametrize("flags", [[], ["--variant", "olmo3", "--stop", '["\\n\\"x\\u007f"]', "--engine_options", ODD]])
 def test_to_toml_reads_back_the_same(name: str, flags: list[str], tmp_path: Path) -> None:
     cfg = load(name, flags)
     file = tmp_path / "again.toml"
@@ -275,10 +279,7 @@ def test_to_toml_has_every_key_that_has_a_value() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.text(max_size=20),
-    st.dictionaries(st.text(max_size=5), st.one_of(st.booleans(), st.integers(-(2**62), 2**62), st.floats(allow_nan=False), st.text(max_size=8)), max_size=3),
-)
+@given(st.text(max_size=20), st.dictionaries(st.text(max_size=5), SCALARS, max_size=3))
 def test_any_text_and_table_survives(text: str, table: dict) -> None:
     import tomllib
 
