@@ -9,37 +9,59 @@ evaluation. Seconds that the set-up took are read from WINNOW_SETUP_SECONDS. The
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cluster.config import RunConfig
+from cluster.load import load
 from rollout.errors import UserError
 
 RECIPE = "arithmetic"
-CONTROL = ["--reward_weights", '{"random": 1}']
 ABOUT = "usage: python -m cluster.demo [--seed N] [--run_dir PATH] [--random_rewards] [any flag of winnow train]"
 
 
-def flags(argv: Sequence[str]) -> list[str]:
-    """The recipe's flags: `--random_rewards` becomes the control's, all others stay."""
+def config(argv: Sequence[str]) -> RunConfig:
+    """The recipe under the flags; `--random_rewards` makes it the control. Raises UserError for a wrong flag."""
     given = [a for a in argv if a not in ("--random_rewards", "--random-rewards")]
-    return given + CONTROL if len(given) < len(argv) else given
+    cfg = load(RECIPE, given)
+    if len(given) == len(argv):
+        return cfg
+    # Training rewards are drawn, and held-out answers are judged by the recipe's own verifier.
+    judged = [source.model_dump(exclude_unset=True) for source in cfg.data.sources]
+    drawn = [{**source, "verifier": "random"} for source in judged]
+    return load(RECIPE, [*given, "--sources", json.dumps(drawn), "--eval_sources", json.dumps(judged)])
 
 
 def report(summary: Mapping[str, Any], seconds: float) -> str:
     """Where the time went, and the accuracies. `seconds` is the wall-clock time of everything but the set-up."""
-    setup, warmup, rl = (float(summary[f"seconds_{part}"]) for part in ("setup", "warmup", "rl"))
+    setup, warmup, rl = (float(summary[f"seconds_{part}"] or 0.0) for part in ("setup", "warmup", "rl"))
     rest = max(seconds - warmup - rl, 0.0)
-    parts = (("set-up", setup), ("warm-up", warmup), ("RL", rl), ("the rest", rest), ("all", setup + seconds))
-    lines = ["", "where the time went"]
-    lines += [f"  {label:<9}{spent:7.1f} s" for label, spent in parts]
-    lines += [
-        f"held-out greedy accuracy: {summary['accuracy_before']:.3f} before RL, {summary['accuracy_after']:.3f} after {summary['steps']} steps",
-        f"export: {summary['export']}",
-    ]
-    return "\n".join(lines)
+    parts = (("set-up", setup), ("warm-up", warmup), ("RL", rl), ("start, evaluation, export", rest), ("all", setup + seconds))
+    before, after = (_share(summary[f"accuracy_{when}"]) for when in ("before", "after"))
+    return "\n".join(
+        [
+            "where the time went:",
+            *(f"  {label:<26}{spent:7.1f} s" for label, spent in parts),
+            f"held-out greedy accuracy: {before} before RL, {after} after {summary['steps']} steps",
+            f"export: {summary['export']}",
+        ]
+    )
+
+
+def _share(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.3f}"
+
+
+def setup_seconds() -> float:
+    """What WINNOW_SETUP_SECONDS says; 0 where nothing was set up."""
+    try:
+        return float(os.environ.get("WINNOW_SETUP_SECONDS") or 0)
+    except ValueError:
+        return 0.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,26 +72,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     started = time.monotonic()
     try:
-        from cluster.load import load
+        cfg = config(args)
+        from cluster.run import run
 
-        cfg = load(RECIPE, flags(args))
-        from cluster.run import train
-
-        result = train(cfg)
+        result = run(cfg, seconds_setup=setup_seconds())
     except UserError as error:
         print(f"winnow: {error}", file=sys.stderr)
         return 2
-    print(report(result.summary, time.monotonic() - started))
+    if result.summary:
+        print(report(result.summary, time.monotonic() - started))
     print(result.run_dir)
-    return 0
-
-
-def setup_seconds() -> float:
-    """What WINNOW_SETUP_SECONDS says; 0 where nothing was set up."""
-    try:
-        return float(os.environ.get("WINNOW_SETUP_SECONDS", "0") or 0)
-    except ValueError:
-        return 0.0
+    return result.code
 
 
 if __name__ == "__main__":

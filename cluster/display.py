@@ -18,7 +18,7 @@ Mode = Literal["auto", "rich", "plain", "none"]
 PROGRESS_SECONDS = 10.0
 """Plain lines: least time between two lines of one progress, but for its first and last."""
 
-_SPEED, _SECONDS = name("tokens_per_second"), name("times.total")
+_SPEED, _SECONDS = name("tokens_per_second"), name("seconds_step")
 _EVAL = name("eval.greedy")
 _DIGITS = {"resp_len": 1}
 

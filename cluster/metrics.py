@@ -1,6 +1,6 @@
 """The table of metrics: every logged number has one row, and this file is the only one that spells a logged name.
 
-Stages return typed records; `step_record` turns a step's into internal fields ("buffer.reward", "train.loss", "times.wait"),
+Stages return typed records; `step_record` turns a step's into internal fields ("buffer.reward", "train.loss", "seconds_step"),
 and `logged` maps fields to their names. A field without a row is an error of ours.
 `python -m cluster.metrics > docs/metrics.md` writes the table out for people.
 
@@ -137,11 +137,11 @@ TABLE: tuple[Metric, ...] = (
     M("train.masked_tokens.*", "tokens/masked/*", "tokens", "sum", "tokens of the batch left out of the loss for that reason"),
     M("tokens_per_second", "tokens/per_second", "tokens/s", "mean", "generated tokens over the step's wall-clock time"),
     # time
-    M("times.total", "time/step", "s", "sum", "wall-clock time of the step, from the last one's end"),
-    M("times.wait", "time/wait_generate", "s", "sum", "learner idle, waiting for a batch"),
+    M("seconds_step", "time/step", "s", "sum", "wall-clock time of the step, from the last one's end"),
+    M("seconds_generate_wait", "time/wait_generate", "s", "sum", "learner idle, waiting for a batch"),
     M("buffer.refill_wait_s", "time/wait_refill", "s", "sum", "no batch, and only refills were in flight"),
     M("buffer.blocked_by_oldest_s", "time/wait_oldest", "s", "sum", "enough groups were kept, and an earlier one was unresolved"),
-    M("times.train", "time/train", "s", "sum", "the learner's work on the batch, as the loop sees it"),
+    M("seconds_train", "time/train", "s", "sum", "the learner's work on the batch, as the loop sees it"),
     M("train.seconds.total", "time/train_total", "s", "sum", "the learner's work on the batch, as the learner sees it; its parts follow"),
     M("train.seconds.prepare", "time/train_prepare", "s", "sum", "packing"),
     M("train.seconds.old", "time/train_old", "s", "sum", "log-probabilities under `old`, where that is a pass of its own"),
@@ -149,9 +149,9 @@ TABLE: tuple[Metric, ...] = (
     M("train.seconds.advantages", "time/train_advantages", "s", "sum", "advantages"),
     M("train.seconds.forward_backward", "time/train_forward_backward", "s", "sum", "forward and backward passes"),
     M("train.seconds.optimiser", "time/train_optimiser", "s", "sum", "gradient norm, clipping and AdamW"),
-    M("times.publish", "time/publish", "s", "sum", "the loop held up by the transfer of weights"),
-    M("times.evaluate", "time/eval", "s", "sum", "evaluation"),
-    M("times.checkpoint", "time/checkpoint", "s", "sum", "writing a checkpoint"),
+    M("seconds_sync", "time/publish", "s", "sum", "the loop held up by the transfer of weights"),
+    M("seconds_eval", "time/eval", "s", "sum", "evaluation"),
+    M("seconds_checkpoint", "time/checkpoint", "s", "sum", "writing a checkpoint"),
     M("seconds_elapsed", "time/elapsed", "s", "total", "wall-clock time since the run, or its resumption, began"),
     M("transfer.seconds", "sync/seconds", "s", "sum", "a transfer of weights, from the shards to every engine's acknowledgement"),
     M("transfer.seconds_publish", "sync/seconds_publish", "s", "sum", "the learner's part of it"),
@@ -282,15 +282,21 @@ def ledger_record(ledger: Ledger) -> dict[str, float]:
 
 def step_record(report: StepReport, ledger: Ledger) -> dict[str, float]:
     """Fields of everything that the loop reports of one step, and of the books at its end."""
-    found = buffer_record(report.summary) | train_record(report.train) | ledger_record(ledger) | flat("times", report.times)
-    found["version"] = report.step
-    found["tokens_per_second"] = report.summary.tokens / report.times.total if report.times.total > 0 else math.nan
+    times = report.times
+    found = buffer_record(report.summary) | train_record(report.train) | ledger_record(ledger)
+    found |= {
+        "version": report.step,
+        "tokens_per_second": report.summary.tokens / times.total if times.total > 0 else math.nan,
+        "seconds_step": times.total,
+        "seconds_generate_wait": times.wait,
+        "seconds_train": times.train,
+        "seconds_sync": times.publish,
+        "seconds_eval": times.evaluate,
+        "seconds_checkpoint": times.checkpoint,
+    }
     if report.transfer is not None:
-        found |= flat("transfer", report.transfer)
-        del found["transfer.version"]
-    if report.evaluation is not None:
-        found |= eval_record(report.evaluation)
-    return found
+        found |= {k: v for k, v in flat("transfer", report.transfer).items() if k != "transfer.version"}
+    return found | (eval_record(report.evaluation) if report.evaluation is not None else {})
 
 
 def eval_record(stats: EvalStats) -> dict[str, float]:
