@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -63,13 +64,17 @@ class Asked:
 def main(argv: list[str]) -> int:
     """`winnow explain ARGUMENTS`; returns the exit code."""
     try:
-        return _main(argv)
+        _main(argv)
+        sys.stdout.flush()
     except UserError as error:
         print(f"winnow: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `| head` has seen enough; the interpreter's own flush at exit must not complain either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
-def _main(argv: list[str]) -> int:
+def _main(argv: list[str]) -> None:
     args, rest = _parser().parse_known_args(_joined(argv))
     flags, loose = load.parse_flags(rest)
     flags |= {key: value for key, value in (("variant", args.variant), ("rollout.max_tokens", args.max_tokens)) if value is not None}
@@ -87,7 +92,6 @@ def _main(argv: list[str]) -> int:
         print(json.dumps([asdict(e) for e, _ in told] if args.compare is not None else asdict(told[0][0])))
     else:
         _show(told, asked)
-    return 0
 
 
 def explain(variant: str, flags: dict[str, Any], asked: Asked) -> tuple[Explanation, list[str]]:
