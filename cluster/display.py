@@ -141,6 +141,12 @@ class _Rich(_Form):
         from rich.console import Console
         from rich.live import Live
 
+        class Quiet(Console):
+            """rich ends the program at a closed pipe; a run only falls silent."""
+
+            def on_broken_pipe(self) -> None:
+                self.quiet = True
+
         self._title = title
         self._began = time.monotonic()
         self._text = "starts"
@@ -149,7 +155,7 @@ class _Rich(_Form):
         self._metrics: dict[str, float] = {}
         self._eval: tuple[int, float] | None = None
         self._doing: dict[str, str] = {}
-        self._console = Console(file=out)
+        self._console = Quiet(file=out)
         self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=2, transient=False)
         self._live.start()
 
