@@ -25,6 +25,7 @@ class SourceConfig(BaseModel):
     answer_field: str = Field("answer", description="column with the gold answer; dots reach into nested columns, e.g. reward_model.ground_truth")
     verifier: str = Field("numeric", description="verifier that scores this set's answers")
     verifier_field: str | None = Field(None, description="column that names the verifier row by row")
+    meta_fields: list[str] = Field(default_factory=list, description="further columns that the verifier is given, e.g. tests")
     weight: float = Field(1.0, gt=0, description="share of this set among all, by weight")
 
 
@@ -41,7 +42,9 @@ class DataConfig(BaseModel):
     max_prompt_tokens: Positive = Field(1024, description="longest prompt, in tokens")
     overlong_prompts: Literal["drop", "error"] = Field("drop", description="prompts of more than max_prompt_tokens: drop (counted) or error")
     shuffle: bool = Field(True, description="shuffle each epoch by the seed")
-    heldout_share: float = Field(0.1, ge=0, lt=1, description="share of the questions, by a hash of their text, that is never trained on when no other eval_sources are given")
+    heldout_share: float = Field(
+        0.1, ge=0, lt=1, description="share of the questions, by a hash of their text, never trained on; not used when eval_sources are data sets"
+    )
 
 
 class RolloutConfig(BaseModel):

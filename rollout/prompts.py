@@ -32,7 +32,7 @@ def permute(place: int, size: int, key: str) -> int:
     A Feistel network over the next power of four, walked until it lands inside (Black and Rogaway 2002, "Ciphers with
     Arbitrary Finite Domains", section 5): constant memory for any size.
     """
-    half = max(4, ((size - 1).bit_length() + 1) // 2)
+    half = max(3, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     while True:
         left, right = place >> half, place & mask
@@ -46,7 +46,10 @@ def permute(place: int, size: int, key: str) -> int:
 
 @dataclass
 class _Cursor:
-    """Where one training source stands. `train` counts its trainable rows, None where they cannot be counted."""
+    """Where one training source stands. `train` counts its trainable rows, None where they cannot be counted.
+
+    `retired` and `overlong` are disjoint.
+    """
 
     source: Source
     train: int | None
@@ -58,7 +61,7 @@ class _Cursor:
 
     @property
     def exhausted(self) -> bool:
-        return self.train is not None and len(self.retired | self.overlong) >= self.train
+        return self.train is not None and len(self.retired) + len(self.overlong) >= self.train
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,15 @@ class PromptStream:
 
     def is_heldout(self, question: str) -> bool:
         """Whether a question's text is on the held-out side, and so never trained on."""
-        return bool(self._held(np.array([fingerprint(question)], dtype=np.uint64))[0])
+        return bool(self._held(np.uint64(fingerprint(question))))
 
-    def _held(self, prints: np.ndarray) -> np.ndarray:
-        return (prints < np.uint64(self._cut)) | np.isin(prints, self._eval_prints)
+    def _held(self, prints: Any) -> Any:
+        """Whether fingerprints (an array or one uint64) are on the held-out side."""
+        below = prints < np.uint64(self._cut)
+        if not len(self._eval_prints):
+            return below
+        place = np.minimum(np.searchsorted(self._eval_prints, prints), len(self._eval_prints) - 1)
+        return below | (self._eval_prints[place] == prints)
 
     def _count_train(self, source: Source) -> int | None:
         prints = self._prints[id(source)]
@@ -149,15 +157,16 @@ class PromptStream:
     def _advance(self, cursor: _Cursor) -> Prompt | None:
         """The next usable prompt of a source; None when it turns out to have none left."""
         source, in_a_row = cursor.source, 0
+        prints = self._prints[id(source)]
         while not cursor.exhausted:
             epoch, index = cursor.epoch, self._row_at(cursor)
             cursor.position += 1
             if cursor.position == source.size:
                 cursor.epoch, cursor.position = cursor.epoch + 1, 0
-            if index in cursor.retired or index in cursor.overlong:
+            if index in cursor.retired or index in cursor.overlong or (prints is not None and self._held(prints[index])):
                 continue
             row = source.read(index)
-            if self.is_heldout(row.question):
+            if prints is None and self.is_heldout(row.question):
                 continue
             prompt = self._prompt(row, self.uid, source.name, epoch)
             if prompt is not None:
@@ -196,7 +205,10 @@ class PromptStream:
 
     def retire(self, source: str, row: str) -> None:
         """Never draws that row again."""
-        self.cursors[source].retired.add(int(row))
+        cursor = self.cursors[source]
+        assert not self.is_heldout(cursor.source.read(int(row)).question), f"row {row} of {source} is held out"
+        cursor.overlong.discard(int(row))
+        cursor.retired.add(int(row))
 
     # ---- held out, checks, state
 

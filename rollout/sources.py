@@ -81,12 +81,14 @@ class TableSource:
 
     def __init__(self, name: str, config: SourceConfig, table: Table) -> None:
         self.name, self.config, self.table, self.size = name, config, table, len(table)
-        self._prints = np.fromiter(
-            (fingerprint(self._row(i, r).question) for i, r in enumerate(table.walk())), dtype=np.uint64, count=self.size
-        )
+        self._prints = np.fromiter((fingerprint(row.question) for row in self.walk()), dtype=np.uint64, count=self.size)
 
     def read(self, index: int) -> Row:
         return self._row(index, self.table.read(index))
+
+    def walk(self) -> Iterator[Row]:
+        """All rows in order; much quicker than reading them one by one."""
+        yield from (self._row(i, record) for i, record in enumerate(self.table.walk()))
 
     def fingerprints(self) -> np.ndarray | None:
         return self._prints
@@ -99,8 +101,8 @@ class TableSource:
         if self.config.verifier_field is not None:
             verifier = str(_pick(record, self.config.verifier_field, "verifier_field", where))
         question = prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt if m["role"] == "user")
-        meta = record.get("gym_entry")
-        return Row(index, prompt, question, answer, verifier, where, {"gym_entry": meta} if meta is not None else {})
+        meta = {f: _pick(record, f, "meta_fields", where) for f in self.config.meta_fields}
+        return Row(index, prompt, question, answer, verifier, where, meta)
 
 
 def _pick(record: Record, path: str, key: str, where: str) -> Any:
@@ -196,9 +198,11 @@ def open_source(config: SourceConfig, seed: int = 0, folder: Path | None = None)
     if config.gym is not None:
         if folder is None:
             raise UserError(f"gym = {config.gym!r} needs a folder to store its samples in: set run_dir")
-        fixed = config.model_copy(update={"prompt_field": "prompt", "answer_field": "answer", "verifier_field": None})
+        fixed = config.model_copy(
+            update={"prompt_field": "prompt", "answer_field": "answer", "verifier_field": None, "meta_fields": ["gym_entry"]}
+        )
         return TableSource(f"gym:{config.gym}", fixed, open_files(str(_gym_file(config, seed, folder)), ()))
-    fields = [f for f in (config.prompt_field, config.answer_field, config.verifier_field) if f is not None]
+    fields = [f for f in (config.prompt_field, config.answer_field, config.verifier_field, *config.meta_fields) if f is not None]
     columns = list(dict.fromkeys(f.split(".")[0] for f in fields))
     if config.path is not None:
         return TableSource(Path(config.path).stem, config, open_files(config.path, columns))
@@ -224,5 +228,8 @@ def open_sources(configs: Sequence[SourceConfig], seed: int = 0, folder: Path | 
 def rows_of(source: Source, limit: int | None = None) -> Iterator[Row]:
     """Rows in order; of a source larger than `limit`, that many spread evenly over it."""
     count = source.size if limit is None else min(limit, source.size)
+    if isinstance(source, TableSource) and count == source.size:
+        yield from source.walk()
+        return
     for i in range(count):
         yield source.read(i * source.size // count)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import json
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -49,7 +50,7 @@ class JsonLines:
                 offset += len(line)
 
     def _file(self, index: int) -> str:
-        return self.files[max(i for i, start in enumerate(self.starts) if start <= index)]
+        return self.files[bisect_right(self.starts, index) - 1]
 
     def __len__(self) -> int:
         return len(self.offsets)

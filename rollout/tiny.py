@@ -18,7 +18,7 @@ from rollout.prompts import PromptStream
 
 PAD, EOS, UNK = 0, 1, 2
 SPECIALS = ["<pad>", "<eos>", "<unk>"]
-CHARACTERS = string.digits + "+-*/=().,:?!'\" \n" + string.ascii_lowercase + string.ascii_uppercase
+CHARACTERS = string.digits + "+-*/=().,:?!'\" \n" + string.ascii_lowercase + string.ascii_uppercase + "<>#"
 MODEL_LENGTH = 512
 
 
