@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout.config import DataConfig, SourceConfig
@@ -23,6 +23,7 @@ TOKENIZER = build_tokenizer()
 
 
 @given(st.text(alphabet=CHARACTERS, max_size=60))
+@settings(deadline=None)
 def test_one_id_per_character_and_back(text: str) -> None:
     ids = TOKENIZER(text)["input_ids"]
     assert len(ids) == len(text) and all(i > 2 for i in ids)
@@ -77,6 +78,7 @@ def test_worked_sums_by_example() -> None:
 
 
 @given(st.lists(st.integers(0, 99999), min_size=2, max_size=6), st.integers(0, 63))
+@settings(deadline=None)
 def test_worked_sums_of_any_length(terms: list[int], signs: int) -> None:
     signed = [terms[0], *(-t if signs >> i & 1 else t for i, t in enumerate(terms[1:]))]
     text = worked_sum(str(terms[0]) + "".join(f"{'-' if signs >> i & 1 else '+'}{t}" for i, t in enumerate(terms[1:])) + "=")
@@ -85,6 +87,7 @@ def test_worked_sums_of_any_length(terms: list[int], signs: int) -> None:
 
 
 @given(st.integers(-500, 99999), st.integers(0, 1000))
+@settings(deadline=None)
 def test_wrong_guesses_are_wrong_and_near(answer: int, seed: int) -> None:
     guess = wrong_guess(answer, random.Random(seed))
     assert guess != answer
