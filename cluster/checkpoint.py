@@ -1,10 +1,10 @@
 """A run's checkpoints: the learner's shards and the controller's books as one folder that is there whole or not at all.
 
-    RUN/checkpoints/step-000040/
-        learner/           weights, optimiser, schedule, random state (learner.checkpoint)
-        controller.json    data cursor, buffer, ledger, prompts in flight
-        groups.npz         tokens of the groups that were kept and not yet trained (plain arrays, never pickled)
-        manifest.json      size and checksum of the two files above
+RUN/checkpoints/step-000040/
+    learner/           weights, optimiser, schedule, random state (learner.checkpoint)
+    controller.json    data cursor, buffer, ledger, prompts in flight
+    groups.npz         tokens of the groups that were kept and not yet trained (plain arrays, never pickled)
+    manifest.json      size and checksum of the two files above
 """
 
 from __future__ import annotations
@@ -143,7 +143,9 @@ def arrays_of(groups: Mapping[int, ScoredGroup]) -> dict[str, np.ndarray]:
                 "seconds": group.seconds,
                 "names": list(scored.names),
                 "verdicts": [{**asdict(v), "rewards": dict(v.rewards)} for v in scored.verdicts],
-                "completions": [{"finish": c.finish, "text": c.text, "spans": [list(asdict(s).values()) for s in c.spans]} for c in group.completions],
+                "completions": [
+                    {"finish": c.finish, "text": c.text, "spans": [list(asdict(s).values()) for s in c.spans]} for c in group.completions
+                ],
             }
         )
         arrays[f"{uid}/prompt"] = group.prompt.tokens_P

@@ -68,7 +68,6 @@ def join(config: RunConfig) -> bool:
     if address:
         ray.init(address=address, **quiet)
         return False
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     ray.init(include_dashboard=False, _node_ip_address="127.0.0.1", object_store_memory=LOCAL_OBJECT_STORE, **quiet)
     return True
 
@@ -81,7 +80,9 @@ def reserve(config: RunConfig) -> Places:
         need = sum(number[kind] * each[kind].get(resource, 0) for kind in number)
         if need > have.get(resource, 0) + 1e-6:
             there = have.get(resource, 0)
-            raise UserError(f"the run needs {need:g} {resource}s ({key}) and the cluster has {there:g}: lower engines or learner_ranks, or add nodes")
+            raise UserError(
+                f"the run needs {need:g} {resource}s ({key}) and the cluster has {there:g}: lower engines or learner_ranks, or add nodes"
+            )
     group = placement_group([each[kind] for kind in ("engine", "rank", "verifier") for _ in range(number[kind])], strategy="PACK")
     if not group.wait(config.cluster.placement_timeout):
         free = ray.available_resources()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ import ray
 from cluster.config import RunConfig
 from cluster.placement import Places, bundles, counts
 from learner.actor import LearnerRank
-from learner.config import ObjectiveConfig
+from learner.step import LearnerSettings
 from rollout.actor import Rollout
-from verifier.actor import Verifier
+from verifier.actor import VerifierActor
 
 STOP_SECONDS = 5.0  # for an actor to end by itself
+MANY = 10_000  # calls that an asynchronous actor may have under way
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Services:
     async def stop(self) -> None:
         """End every actor: asked first, killed after `STOP_SECONDS`; then every process that they had started."""
         everyone = [*self.engines, *self.verifiers, *self.ranks]
-        asked = [as_coroutine(actor.stop.remote()) for actor in everyone]
+        asked = [as_coroutine(a.close.remote() if a in self.verifiers else a.stop.remote()) for a in everyone]
         await asyncio.wait([asyncio.ensure_future(a) for a in asked], timeout=STOP_SECONDS) if asked else None
         for actor in everyone:
             ray.kill(actor)
@@ -75,20 +76,15 @@ def environment(threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "RAY_TQDM": "0"}
 
 
-def create(config: RunConfig, objective: ObjectiveConfig, facts: ModelFacts, places: Places, verifier_names: tuple[str, ...]) -> Services:
-    """Create every actor; none has started its work yet."""
+def create(config: RunConfig, settings: LearnerSettings, facts: ModelFacts, places: Places, prewarm: Sequence[str]) -> Services:
+    """Create every actor; none has started its work yet. `prewarm` names the verifiers to have ready."""
     each, number = bundles(config), counts(config)
     services = Services(places)
-    for i in range(number["rank"]):
-        options = places.options("rank", i, each["rank"], environment(config.model.learner_threads))
-        services.ranks.append(
-            ray.remote(LearnerRank).options(**options, max_concurrency=2).remote(i, number["rank"], facts.folder, config.model, config.optim, objective, config.steps, config.rollout)
-        )
     for i in range(number["engine"]):
         options = places.options("engine", i, each["engine"], environment(config.rollout.engine_threads))
-        services.engines.append(
+        worker = (
             ray.remote(Rollout)
-            .options(**options, max_concurrency=10_000)
+            .options(**options, max_concurrency=MANY)
             .remote(
                 i,
                 config.rollout,
@@ -99,7 +95,16 @@ def create(config: RunConfig, objective: ObjectiveConfig, facts: ModelFacts, pla
                 trust_remote_code=config.model.trust_remote_code,
             )
         )
+        services.engines.append(worker)
+    for i in range(number["rank"]):
+        options = places.options("rank", i, each["rank"], environment(config.model.learner_threads))
+        rank = (
+            ray.remote(LearnerRank)
+            .options(**options, max_concurrency=2)
+            .remote(i, number["rank"], settings, publish_dtype=config.rollout.engine_dtype, threads=config.model.learner_threads)
+        )
+        services.ranks.append(rank)
     for i in range(number["verifier"]):
         options = places.options("verifier", i, each["verifier"], environment(1))
-        services.verifiers.append(ray.remote(Verifier).options(**options, max_concurrency=10_000).remote(config.verify, verifier_names))
+        services.verifiers.append(ray.remote(VerifierActor).options(**options, max_concurrency=MANY).remote(config.verify, list(prewarm)))
     return services

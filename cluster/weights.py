@@ -94,5 +94,3 @@ def check_report(index: int, manifest: WeightManifest, report: dict[str, Any]) -
     wrong = [t.name for t in manifest.tensors if seen.get(t.name) != t.fingerprint]
     if wrong:
         raise WeightError(f"engine {index} read version {manifest.version} with {len(wrong)} tensors that differ, e.g. {wrong[0]}")
-
-

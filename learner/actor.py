@@ -80,9 +80,7 @@ class LearnerRank:
 
     # -- work -------------------------------------------------------------------------------------------------------
 
-    def train(
-        self, index: int, groups: tuple[TrainGroup, ...], names: tuple[str, ...], refs: Mapping[int, ray.ObjectRef]
-    ) -> StepStats:
+    def train(self, index: int, groups: tuple[TrainGroup, ...], names: tuple[str, ...], refs: Mapping[int, ray.ObjectRef]) -> StepStats:
         """One batch. Object refs inside a mapping come as refs, so a rank fetches only the groups that it works on."""
         learner = self._started()
         needed = learner.needs(groups)

@@ -48,7 +48,9 @@ class Rollout:
         tokenizer = chat.load_tokenizer(model, trust_remote_code)
         self.engine: Engine
         if config.engine == "fake":
-            self.engine = FakeEngine(encode=lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"]), eos=stop_token_ids[0])
+            self.engine = FakeEngine(
+                encode=lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"]), eos=stop_token_ids[0]
+            )
         else:
             self.engine = VllmEngine(
                 config,
@@ -85,7 +87,9 @@ class Rollout:
         path = f"/dev/shm/winnow-weights-{os.getpid()}-{manifest.attempt}-{manifest.version}.bin"
         data.tofile(path)
         try:
-            return await self.engine.update(WeightManifest(manifest.attempt, manifest.version, socket.gethostname(), path, manifest.tensors))
+            return await self.engine.update(
+                WeightManifest(manifest.attempt, manifest.version, socket.gethostname(), path, manifest.tensors)
+            )
         finally:
             os.unlink(path)
 

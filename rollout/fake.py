@@ -60,7 +60,14 @@ class FakeEngine:
         data = np.fromfile(manifest.path, dtype=np.uint8)
         prints = {t.name: fingerprint(data[t.offset : t.offset + t.size]) for t in manifest.tensors}
         self.version = manifest.version
-        return {"fingerprints": prints, "missing": [], "version": manifest.version, "seconds_paused": 0.0, "seconds": 0.0, "pid": os.getpid()}
+        return {
+            "fingerprints": prints,
+            "missing": [],
+            "version": manifest.version,
+            "seconds_paused": 0.0,
+            "seconds": 0.0,
+            "pid": os.getpid(),
+        }
 
     def pids(self) -> list[int]:
         """No process of its own."""

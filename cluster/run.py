@@ -1,0 +1,390 @@
+"""A run from its config to its summary: prepare, start the actors, warm up, train, evaluate, export, and take all down."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Awaitable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import ray
+
+from cluster import checkpoint, load, metrics, placement
+from cluster.config import RunConfig
+from cluster.display import Display
+from cluster.evaluate import EvalStats, Evaluator
+from cluster.ledger import append_snapshot
+from cluster.loop import Loop, RunFailed, StepReport
+from cluster.prepare import Prepared, prepare, transfer_backend, warmup_examples
+from cluster.runfolder import RunFolder
+from cluster.services import Services, as_coroutine, create
+from cluster.sinks import Sinks, sample_row
+from cluster.weights import WeightSync
+from learner.buffer import SamplingBuffer
+from learner.buffer_records import RefillError
+from rollout.records import Sampling
+
+PROBE_PROMPTS, PROBE_ANSWERS, PROBE_TOKENS = 4, 4, 256
+TOLERANCE = {"float32": 1e-4}  # nats, mean difference of engine and learner; 16-bit engines round
+TOLERANCE_16_BITS = 0.05
+INTERRUPTED = 130  # exit code after SIGINT or SIGTERM
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended. `code` is the exit code, `summary` what summary.json holds."""
+
+    code: int
+    run_dir: Path
+    summary: Mapping[str, Any]
+
+
+def train(cfg: RunConfig) -> int:
+    """`winnow train`. Raises UserError before any actor starts for what can be known by then."""
+    result = run(cfg)
+    print(result.run_dir)
+    return result.code
+
+
+def run(cfg: RunConfig, *, seconds_setup: float = 0.0) -> RunResult:
+    """Train, and give the summary. The folder is locked while it runs."""
+    folder = RunFolder.open(cfg.run_dir, cfg.name, cfg.resume)
+    try:
+        folder.write_config(load.to_toml(cfg))
+        folder.write_versions()
+        session = Session(cfg, folder, seconds_setup)
+        code = asyncio.run(session.main())
+        return RunResult(code, folder.path, session.summary)
+    finally:
+        folder.close()
+
+
+class Session:
+    """One life of a run, from start to end or stop."""
+
+    def __init__(self, cfg: RunConfig, folder: RunFolder, seconds_setup: float) -> None:
+        self.cfg = cfg
+        self.folder = folder
+        self.run_dir = folder.path
+        self.seconds = {"setup": seconds_setup}
+        self.summary: dict[str, Any] = {}
+        self.display = Display.open(cfg.log.display)
+        self.began = time.monotonic()
+        self.started = time.monotonic()
+        self.accuracy: dict[str, float] = {}
+        self.best: tuple[float, int] = (-1.0, -1)
+        self.last: dict[str, float] = {}
+        self.probe: dict[str, float] = {}
+        self.services: Services | None = None
+        self.places: placement.Places | None = None
+        self.sinks: Sinks | None = None
+        self.loop: Loop | None = None
+        self.work: asyncio.Task[None] | None = None
+        self.stop_signal = ""
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    async def main(self) -> int:
+        """Everything, and everything down again whatever happens; the exit code."""
+        events = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            events.add_signal_handler(number, self.on_signal, number)
+        self.work = asyncio.ensure_future(self.train())
+        code = 0
+        try:
+            await self.work
+        except asyncio.CancelledError:
+            code = INTERRUPTED
+        except (RunFailed, RefillError) as error:
+            self.display.note(str(error))
+            code = 1
+        finally:
+            await self.down()
+        if self.stop_signal:
+            self.display.note(f"stopped by {self.stop_signal}; go on with --resume --run_dir {self.run_dir}")
+            code = INTERRUPTED
+        self.display.close()
+        return code
+
+    def on_signal(self, number: int) -> None:
+        """First: end in order. Second: end now."""
+        again, self.stop_signal = bool(self.stop_signal), signal.Signals(number).name
+        if again or self.loop is None:  # nothing is trained yet, so there is nothing to keep
+            assert self.work is not None
+            self.work.cancel()
+            return
+        self.display.note(f"{self.stop_signal}: ends after the batch at work and writes a checkpoint; once more ends at once")
+        self.loop.stop()
+
+    async def down(self) -> None:
+        """End actors, sinks and Ray."""
+        if self.services is not None:
+            await self.services.stop()
+        if self.sinks is not None:
+            self.sinks.close()
+        if ray.is_initialized():
+            placement.leave(self.places)
+
+    # -- the phases -------------------------------------------------------------------------------------------------
+
+    async def train(self) -> None:
+        """The whole of it, phase after phase."""
+        cfg = self.cfg
+        saved = checkpoint.newest_good(self.run_dir, self.display.note) if cfg.resume else None
+        self.display.phase("preparing the model and the prompts")
+        prepared = prepare(cfg, self.run_dir)
+        for note in prepared.notes:
+            self.display.note(note)
+        self.sinks = Sinks.open(
+            self.run_dir,
+            cfg.log,
+            cfg.model_dump(mode="json"),
+            resume_step=(saved.step if saved else 0) if cfg.resume else None,
+            name=self.run_dir.name,
+            note=self.display.note,
+        )
+        self.display.phase("starting the actors")
+        services = await self.start(prepared)
+        if saved is not None:
+            await services.each(services.ranks, "load", saved.learner)
+            self.display.note(f"resumes at step {saved.step} from {saved.folder}")
+        else:
+            await self.warm_up(prepared, services)
+        await self.engines_ready
+        self.display.phase("first weights into the engines")
+        sync = WeightSync(services, transfer_backend(cfg))
+        sync.hosts = self.hosts
+        if saved is not None:
+            sync.attempt = saved.controller["attempt"] + 1
+        await sync.transfer(saved.step if saved else 0)
+        await self.check_logprobs(prepared, services)
+        await self.drive(prepared, services, sync, saved)
+
+    async def start(self, prepared: Prepared) -> Services:
+        """Join Ray and create the actors; learner ranks are ready on return, engines go on starting (`engines_ready`)."""
+        cfg = self.cfg
+        await asyncio.to_thread(placement.join, cfg)
+        self.places = placement.reserve(cfg)
+        names = sorted({s.verifier for s in (*cfg.data.sources, *cfg.data.eval_sources)} | set(cfg.verify.reward_weights))
+        services = self.services = create(cfg, prepared.settings, prepared.facts, self.places, names)
+        self.engines_ready = asyncio.ensure_future(self.start_engines(services))
+        await services.each(services.verifiers, "ready")
+        address, port = await as_coroutine(services.ranks[0].address.remote())
+        await self.within("learner ranks", services.each(services.ranks, "start", address, port))
+        self.seconds["start_learner"] = time.monotonic() - self.began
+        return services
+
+    async def start_engines(self, services: Services) -> None:
+        """Engines load while the learner warms up."""
+        started = await self.within("engines", services.each(services.engines, "start"))
+        self.hosts = [s["host"] for s in started]
+        for pids in await services.each([*services.engines, *services.ranks, *services.verifiers], "pids"):
+            services.pids.update(pids)
+        self.seconds["start_engines"] = time.monotonic() - self.began
+        self.display.note(f"engines are ready after {self.seconds['start_engines']:.0f} s")
+
+    async def within(self, what: str, work: Awaitable[Any]) -> Any:
+        """The work, or RunFailed when it takes longer than `start_timeout`."""
+        try:
+            return await asyncio.wait_for(work, self.cfg.cluster.start_timeout)
+        except TimeoutError:
+            limit = self.cfg.cluster.start_timeout
+            raise RunFailed(f"{what} were not up within start_timeout = {limit:g} s: see Ray's logs, or raise it") from None
+
+    async def warm_up(self, prepared: Prepared, services: Services) -> None:
+        """The supervised phase, unless it is off or its result is there already."""
+        steps = self.cfg.warmup.warmup_steps
+        started = time.monotonic()
+        if not steps or (prepared.warm_folder / "config.json").is_file():
+            return
+        self.display.phase(f"supervised warm-up, {steps} steps")
+        examples = ray.put(await asyncio.to_thread(warmup_examples, self.cfg, prepared, self.run_dir))
+        calls = asyncio.ensure_future(services.each(services.ranks, "warm_up", examples, self.cfg.warmup.warmup_lr))
+        while not (await asyncio.wait([calls], timeout=2.0))[0]:
+            step = await as_coroutine(services.ranks[0].progress.remote())
+            if step is not None:
+                self.display.progress("warm-up", step.step + 1, steps)
+        done = (await calls)[0]
+        self.display.progress("warm-up", steps, steps)
+        await services.each(services.ranks, "export", str(prepared.warm_folder), "float32", prepared.tokenizer_folder)
+        self.seconds["warmup"] = time.monotonic() - started
+        self.display.note(f"warm-up took {self.seconds['warmup']:.0f} s; its last loss is {done[-1].loss:.3f} nats a token")
+
+    async def check_logprobs(self, prepared: Prepared, services: Services) -> None:
+        """The log-probability contract: engines and learner see the same distribution. Raises RunFailed when they do not."""
+        cfg = self.cfg
+        sampling = Sampling(PROBE_ANSWERS, min(cfg.rollout.max_tokens, PROBE_TOKENS), cfg.rollout.temperature, cfg.seed)
+        prompts = (await asyncio.to_thread(prepared.stream.heldout, PROBE_PROMPTS)) or []
+        differences = []
+        for i, prompt in enumerate(prompts):
+            engine = services.engines[i % len(services.engines)]
+            completions = await as_coroutine(engine.answers.remote(prompt, sampling))
+            learner = (await services.each(services.ranks, "logprobs", prompt, completions))[0]
+            differences += [np.abs(mine - c.logp_T) for mine, c in zip(learner, completions, strict=True)]
+        if not differences or cfg.rollout.engine == "fake":
+            return
+        flat = np.concatenate(differences)
+        self.probe = {"probe_mean_abs": float(flat.mean()), "probe_max_abs": float(flat.max())}
+        tolerance = cfg.rollout.logp_tolerance or TOLERANCE.get(cfg.rollout.engine_dtype, TOLERANCE_16_BITS)
+        text = f"log-probabilities of engine and learner differ by {flat.mean():.1e} in the mean, {flat.max():.1e} at most, over {flat.size} tokens"
+        if not flat.mean() <= tolerance:
+            raise RunFailed(
+                f"{text}, more than logp_tolerance = {tolerance:g}: they run different models, tokenizers or temperatures; "
+                "check engine_dtype and engine_options, or raise the tolerance"
+            )
+        self.display.note(text)
+
+    async def drive(self, prepared: Prepared, services: Services, sync: WeightSync, saved: checkpoint.Saved | None) -> None:
+        """Evaluate, loop, evaluate, export, summarise."""
+        cfg, objective = self.cfg, prepared.settings.objective
+        buffer = SamplingBuffer(
+            cfg.buffer,
+            group_size=cfg.rollout.group_size,
+            filter_groups=objective.filter_groups,
+            spread_tol=objective.spread_tol,
+            max_staleness=cfg.rollout.max_staleness,
+            attempts=cfg.rollout.attempts,
+            drop_errors=cfg.verify.on_verifier_error == "drop",
+            clock=time.monotonic,
+            spread_per_reward=objective.reward_norm == "gdpo",
+        )
+        evaluator = Evaluator(cfg, services, await asyncio.to_thread(prepared.stream.heldout, cfg.eval.eval_prompts))
+        loop = Loop(
+            cfg, services, prepared.stream, buffer, sync, evaluator, report=self.report, checkpoint=self.save, stages=self.display.stages
+        )
+        if saved is not None:
+            self.restore(saved, loop)
+        elif evaluator.prompts:
+            self.display.phase("evaluating before training")
+            self.note_evaluation(0, await evaluator.run(), "before")
+        self.seconds["start"] = time.monotonic() - self.began - self.seconds.get("warmup", 0.0)
+        self.loop = loop
+        self.display.phase("training")
+        self.started = time.monotonic()
+        try:
+            await loop.run()
+        except BaseException:
+            self.loop = None
+            raise
+        finally:
+            self.seconds["rl"] = self.seconds.get("rl", 0.0) + time.monotonic() - self.started
+        await self.save()
+        if self.stop_signal:
+            return
+        export = self.run_dir / "exports" / f"step-{loop.step:06d}"
+        await services.each(services.ranks, "export", str(export), cfg.log.export_dtype, prepared.tokenizer_folder)
+        self.summarise(export)
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    async def save(self) -> None:
+        """One checkpoint: the learner's shards and the books of the same moment."""
+        loop, services = self.loop, self.services
+        assert loop is not None and services is not None
+        step = loop.step
+        place = checkpoint.begin(self.run_dir, step)
+        await services.each(services.ranks, "save", str(place))
+        groups = {uid: ray.get(ref) for uid, ref in loop.buffer.payloads().items()}
+        controller = {
+            "attempt": loop.sync.attempt,
+            "buffer": loop.buffer.state(),
+            "stream": loop.stream.state(),
+            "prompts": [checkpoint.prompt_json(p) for _, p in sorted(loop.prompts.items())],
+            "accuracy": self.accuracy,
+            "best": list(self.best),
+            "last": self.last,
+            "seconds": self.seconds,
+        }
+        await asyncio.to_thread(checkpoint.finish, self.run_dir, step, controller, groups, self.cfg.log.keep_checkpoints)
+        append_snapshot(self.run_dir, loop.buffer.ledger)
+
+    def restore(self, saved: checkpoint.Saved, loop: Loop) -> None:
+        """The books as they were when the checkpoint was written."""
+        state = saved.controller
+        loop.stream.load(state["stream"])
+        loop.prompts = {p["uid"]: checkpoint.prompt_from_json(p) for p in state["prompts"]}
+        loop.buffer.load(state["buffer"], {uid: ray.put(group) for uid, group in saved.groups.items()})
+        self.accuracy, self.last = dict(state["accuracy"]), dict(state["last"])
+        self.best = (state["best"][0], state["best"][1])
+        self.seconds = {**state["seconds"], **{k: v for k, v in self.seconds.items() if k not in ("rl", "warmup")}}
+
+    # -- what it says -----------------------------------------------------------------------------------------------
+
+    def report(self, report: StepReport) -> None:
+        """One step into every sink."""
+        assert self.sinks is not None and self.loop is not None
+        record: dict[str, float] = metrics.step_record(report, self.loop.buffer.ledger)
+        record |= {"seconds_elapsed": time.monotonic() - self.began, "resident_gb": resident_bytes() / 2**30}
+        if report.step == 1:
+            record.update(self.probe)
+        logged = metrics.logged(record)
+        self.last = logged
+        self.sinks.log(report.step, logged)
+        self.display.step(report.step, self.cfg.steps, logged)
+        append_snapshot(self.run_dir, self.loop.buffer.ledger)
+        rows = list(zip(report.batch.uids, report.batch.payloads, strict=True))[: self.cfg.log.sample_groups]
+        self.sinks.samples(report.step, [sample_row(ray.get(ref), report.train.advantages[uid]) for uid, ref in rows])
+        if report.evaluation is not None:
+            self.note_evaluation(report.step, report.evaluation, "after")
+
+    def note_evaluation(self, step: int, stats: EvalStats, when: str) -> None:
+        """Remember and say what an evaluation found."""
+        self.accuracy[when] = stats.greedy
+        sampled = (
+            ""
+            if not stats.k
+            else f", avg@{stats.k} {stats.avg_at_k:.3f}, pass@{stats.k} {stats.pass_at_k:.3f}, maj@{stats.k} {stats.maj_at_k:.3f}"
+        )
+        self.display.note(f"step {step}: held-out greedy accuracy {stats.greedy:.3f} on {stats.prompts} prompts{sampled}")
+        with open(self.run_dir / "evaluations.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **asdict(stats)}) + "\n")
+
+    def summarise(self, export: Path) -> None:
+        """summary.json."""
+        assert self.loop is not None
+        self.summary = {
+            "accuracy_before": self.accuracy.get("before"),
+            "accuracy_after": self.accuracy.get("after"),
+            "steps": self.loop.step,
+            "seconds_setup": self.seconds["setup"],
+            "seconds_start": self.seconds.get("start", 0.0),
+            "seconds_warmup": self.seconds.get("warmup", 0.0),
+            "seconds_rl": self.seconds["rl"],
+            "export": str(export.resolve()),
+            "metrics": self.last,
+        }
+        self.folder.write_summary(self.summary)
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process and of all that it started on this machine."""
+    me = psutil.Process()
+    total = 0
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            total += process.memory_info().rss
+    return total
+
+
+# -- besides training -------------------------------------------------------------------------------------------------
+
+
+def evaluate(cfg: RunConfig) -> int:
+    """`winnow eval`: accuracy on held-out prompts of the model that the recipe names, or of a run's newest checkpoint."""
+    from cluster.offline import evaluate as work
+
+    return work(cfg)
+
+
+def export(run_dir: Path, *, step: int | None, dtype: str | None, out: Path | None) -> int:
+    """`winnow export`: a checkpoint as a Hugging Face folder."""
+    from cluster.offline import export as work
+
+    return work(run_dir, step=step, dtype=dtype, out=out)
