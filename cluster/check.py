@@ -183,6 +183,8 @@ def _open(config: SourceConfig, seed: int, folder: Path) -> Any:
 
     if config.hub is None or hub.is_local(config.hub):
         return open_source(config, seed, folder)
+    if hub.like_a_path(config.hub):
+        raise UserError(f"hub = {config.hub!r} is no folder: give a folder laid out as a data set, or a hub name such as openai/gsm8k")
     online = hub.reachable()
     try:
         return open_source(config, seed, folder)
@@ -196,8 +198,9 @@ def _source(cfg: RunConfig, key: str, source: Any, tokenizer: Any) -> Iterator[F
     """Gold answers and prompt lengths of one open source."""
     from rollout.chat import encode_prompt
     from rollout.sources import rows_of
+    from rollout.tiny import terms_of
 
-    gold, lengths = 0, []
+    gold, lengths, texts = 0, [], []
     limit = TASK_ROWS if source.config.task else GOLD_ROWS
     every = max(1, min(limit, source.size) // LENGTH_ROWS)
     start = time.monotonic()
@@ -206,7 +209,9 @@ def _source(cfg: RunConfig, key: str, source: Any, tokenizer: Any) -> Iterator[F
             _check_gold(cfg, source.config, row)
             gold += 1
             if tokenizer is not None and i % every == 0:
-                lengths.append(len(encode_prompt(tokenizer, row.prompt, cfg.data)[0]))
+                tokens_P, text = encode_prompt(tokenizer, row.prompt, cfg.data)
+                lengths.append(len(tokens_P))
+                texts.append(text)
                 if lengths[-1] > cfg.data.max_prompt_tokens and cfg.data.overlong_prompts == "error":
                     raise UserError(
                         f"the prompt of {row.where} has {lengths[-1]} tokens, more than data.max_prompt_tokens = "
@@ -228,6 +233,12 @@ def _source(cfg: RunConfig, key: str, source: Any, tokenizer: Any) -> Iterator[F
             return
         said += f", longest of {len(lengths)} prompts {max(lengths)} tokens" + (f" ({over} are dropped as too long)" if over else "")
     yield Finding("ok", "data", said)
+    if cfg.warmup.warmup_steps and key.startswith("data.sources"):
+        try:
+            for text in texts:
+                terms_of(text)
+        except UserError as error:
+            yield Finding("problem", "warmup", f"{key} with warmup.warmup_steps = {cfg.warmup.warmup_steps}: {error}, or warmup_steps to 0")
 
 
 def _check_gold(cfg: RunConfig, config: SourceConfig, row: Any) -> None:

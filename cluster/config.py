@@ -140,7 +140,7 @@ def _check_run(cfg: RunConfig) -> Iterator[str]:
 def _check_sources(cfg: RunConfig) -> Iterator[str]:
     data = cfg.data
     if not data.sources:
-        yield "data.sources = [] leaves nothing to train on: give at least one source, such as task = \"addition\""
+        yield 'data.sources = [] leaves nothing to train on: give at least one source, such as task = "addition"'
     for key, sources in (("data.sources", data.sources), ("data.eval_sources", data.eval_sources)):
         for i, source in enumerate(sources):
             given = [k for k in ("task", "gym", "path", "hub") if getattr(source, k) is not None]
@@ -150,9 +150,9 @@ def _check_sources(cfg: RunConfig) -> Iterator[str]:
             elif source.options and given[0] in ("path", "hub"):
                 yield f"{key}[{i}].options = {source.options} are settings of a task, not of a data set: remove them"
     if data.prompt_format == "raw" and data.system_prompt is not None:
-        yield f"data.system_prompt = {data.system_prompt!r} needs a chat template: set data.prompt_format = \"chat\" or remove it"
+        yield f'data.system_prompt = {data.system_prompt!r} needs a chat template: set data.prompt_format = "chat" or remove it'
     if data.prompt_format == "raw" and data.template:
-        yield f"data.template = {data.template} needs a chat template: set data.prompt_format = \"chat\" or remove it"
+        yield f'data.template = {data.template} needs a chat template: set data.prompt_format = "chat" or remove it'
 
 
 def _check_sampling(cfg: RunConfig) -> Iterator[str]:

@@ -58,6 +58,11 @@ def _use_cache_alone() -> None:
             sys.modules[module].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
 
 
+def like_a_path(name: str) -> bool:
+    """Whether a name that is no folder can only have been meant as one: hub names are `name` or `owner/name`."""
+    return not name or name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
 def model_settings(name: str) -> tuple[dict[str, Any], str]:
     """A model's config.json, and where it was found.
 
@@ -72,7 +77,7 @@ def model_settings(name: str) -> tuple[dict[str, Any], str]:
         if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
             raise UserError(f"model.model = {name!r} is a folder without weights (*.safetensors): give a checkpoint's folder")
         return _read(folder / "config.json", name), "local folder"
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:
+    if like_a_path(name):
         raise UserError(f"model.model = {name!r} is no folder: give a checkpoint folder that exists, a hub name, or tiny")
     return _hub_settings(name)
 

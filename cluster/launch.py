@@ -40,8 +40,10 @@ def _eval(argv: list[str]) -> int:
     cfg = _config("eval", argv)
     if cfg is None:
         return 0
+    from cluster.check import raise_first
     from cluster.run import evaluate
 
+    raise_first(cfg, learner=False)
     return evaluate(cfg)
 
 

@@ -30,7 +30,7 @@ RUN_CONFIG = "config.toml"
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 
-class _Settings(RunConfig, BaseSettings):
+class _Settings(RunConfig, BaseSettings):  # type: ignore[misc]
     """The tree as pydantic-settings wants it: the command line and the recipe are sources of its keys."""
 
 

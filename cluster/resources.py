@@ -56,10 +56,8 @@ def look(cfg: RunConfig, *, learner: bool = True) -> Iterator[Finding]:
     ranks = model.learner_ranks if learner else 0
     gpus = roll.engines * roll.engine_gpus + ranks * model.learner_gpus
     cpus = roll.engines * roll.engine_cpus + ranks * model.learner_cpus + verify.verifier_actors * verify.verifier_cpus
-    needs = (
-        f"the run needs {_n(gpus)} GPUs (rollout.engines = {roll.engines} with engine_gpus = {_n(roll.engine_gpus)}, "
-        f"model.learner_ranks = {model.learner_ranks} with learner_gpus = {_n(model.learner_gpus)})"
-    )
+    ranked = f", model.learner_ranks = {ranks} with learner_gpus = {_n(model.learner_gpus)}" if learner else ""
+    needs = f"the run needs {_n(gpus)} GPUs (rollout.engines = {roll.engines} with engine_gpus = {_n(roll.engine_gpus)}{ranked})"
     address = cfg.cluster.ray_address or os.environ.get("RAY_ADDRESS")
     if address and address != "local":
         text = f"{needs} and {_n(cpus)} CPUs of the cluster at {address}, which is asked when the run starts"

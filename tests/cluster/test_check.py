@@ -55,7 +55,7 @@ def model_folder(folder: Path, context: int = 4096, template: str | None = None)
 
 
 def problems(*flags: str) -> list[str]:
-    return [f.text for f in check.preflight(load("arithmetic", ["--max_prompt_tokens", "200", *flags]))]
+    return [f.text for f in check.preflight(load("arithmetic", ["--max_prompt_tokens", "200", "--warmup_steps", "0", *flags]))]
 
 
 def test_the_built_in_recipe_passes(capsys: pytest.CaptureFixture) -> None:
@@ -168,6 +168,8 @@ def test_enough_gpus_are_no_problem_and_evaluation_needs_no_learner(monkeypatch:
     assert problems("--engine_gpus", "0.5", "--learner_gpus", "0.5") == []
     cfg = load("arithmetic", ["--engine_gpus", "1", "--learner_gpus", "1"])
     assert len(check.preflight(cfg)) == 1 and check.preflight(cfg, learner=False) == []
+    [found] = check.preflight(load("arithmetic", ["--engine_gpus", "2", "--learner_gpus", "1"]), learner=False)
+    assert "needs 2 GPUs" in found.text and "learner" not in found.text
 
 
 def test_a_cluster_that_is_joined_is_not_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,6 +202,11 @@ def test_a_model_that_cannot_be(model: str, parts: list[str]) -> None:
         assert part in said
 
 
+def test_a_data_set_that_can_only_be_a_folder_and_is_none() -> None:
+    [said] = problems("--sources", '[{"hub": "./nowhere", "verifier": "gsm8k"}]')
+    assert "data.sources[0]: hub = './nowhere'" in said and "no folder" in said
+
+
 def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "m")
     (folder / "config.json").write_text("{")
@@ -228,6 +235,12 @@ def test_prompts_that_are_too_long(tmp_path: Path) -> None:
     assert problems(*source(table(tmp_path, ROWS + long))) == []
     [said] = problems(*source(table(tmp_path, ROWS)), "--max_prompt_tokens", "5")
     assert "data.max_prompt_tokens = 5" in said and "raise it" in said
+
+
+def test_the_arithmetic_warm_up_wants_sums() -> None:
+    [said] = problems("--sources", '[{"task": "gcd"}]', "--warmup_steps", "9")
+    assert "warmup.warmup_steps = 9" in said and "addition" in said
+    assert problems("--sources", '[{"task": "gcd"}]') == []
 
 
 def test_verifiers_that_the_settings_name() -> None:

@@ -128,7 +128,7 @@ def test_what_was_given_is_told_from_defaults(recipe) -> None:
 
 
 def test_tables_and_lists_are_replaced_whole(recipe) -> None:
-    cfg = load(recipe('[verify]\nreward_weights = { numeric = 1.0, format = 0.5 }'), ["--reward_weights", "numeric=2"])
+    cfg = load(recipe("[verify]\nreward_weights = { numeric = 1.0, format = 0.5 }"), ["--reward_weights", "numeric=2"])
     assert cfg.verify.reward_weights == {"numeric": 2.0}
 
 
