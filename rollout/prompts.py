@@ -88,8 +88,8 @@ class PromptStream:
         if not config.sources:
             raise UserError("sources = [] has no training prompts: name at least one source, e.g. task = 'addition'")
         self.config, self.tokenizer, self.seed, self.uid = config, tokenizer, seed, 0
-        self.sources = open_sources(config.sources, seed, folder)
-        self.evals = open_sources(config.eval_sources, seed, folder)
+        self.sources = open_sources(config.sources, folder=folder)  # the questions do not depend on the training seed
+        self.evals = open_sources(config.eval_sources, folder=folder)
         self._prints = {id(s): s.fingerprints() for s in [*self.sources, *self.evals]}
         self._cut = self._threshold()
         known = [p for s in self.evals if s.config.task is None and (p := self._prints[id(s)]) is not None]

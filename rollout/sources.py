@@ -184,7 +184,7 @@ def _gym_file(config: SourceConfig, seed: int, folder: Path) -> Path:
 
 
 def open_source(config: SourceConfig, seed: int = 0, folder: Path | None = None) -> Source:
-    """The source that a config names. `folder` keeps the samples of reasoning-gym tasks.
+    """The source that a config names. `folder` keeps the samples of reasoning-gym tasks, `seed` makes them (unless options.seed does).
 
     Raises UserError when not exactly one of task, gym, path and hub is given, or the set cannot be read.
     """
