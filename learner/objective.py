@@ -157,7 +157,7 @@ def policy_terms(
     if policy_loss == "cispo":
         return -ratio.detach().clamp(*bounds) * adv * new
     if policy_loss == "sapo":
-        tau = torch.where(adv > 0, taus[0], taus[1]).to(ratio.dtype)
+        tau = torch.full_like(ratio, taus[1]).masked_fill(adv > 0, taus[0])
         return -4 / tau * torch.sigmoid(tau * (ratio - 1)) * adv
     assert policy_loss == "clip", policy_loss
     terms = -torch.minimum(ratio * adv, ratio.clamp(*bounds) * adv)
