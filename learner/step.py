@@ -9,12 +9,9 @@ each rank's micro-batches add their shares, gradients sum over ranks, and all ra
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,15 +19,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from learner.answers import AnswerTable, batch_advantages, by_group, split_groups, tabulate
-from learner.checkpoint import Counters
+from learner.checkpoint import Counters, export_hf, load_checkpoint, save_checkpoint
 from learner.config import ModelConfig, ObjectiveConfig, OptimConfig
 from learner.denominators import answer_weights
 from learner.diagnostics import ObjectiveSums, finalise
-from learner.model import Policy, free_gathered, load_policy, make_mesh
+from learner.model import Policy, free_gathered, full_weights, load_policy, make_mesh
 from learner.objective import LossOutputs, grpo_loss
 from learner.optim import gradient_norm, learning_rate, local_gradients, make_adamw, scale_gradients, set_learning_rate
-from learner.pack import Answer, Micro, PackSettings, StepPlan, build_micro, plan_step
-from learner.records import Batch, Mismatch, OptimiserStep, StepStats, TrainGroup
+from learner.pack import Answer, PackSettings, StepPlan, build_micro, plan_step
+from learner.parts import Clock, MicroBatch, MismatchSums, Part
+from learner.records import Batch, OptimiserStep, StepStats, TrainGroup
 
 LOSS_FLAGS = (
     "policy_loss",
@@ -71,58 +69,6 @@ class LearnerSettings:
     reward_weights: tuple[float, ...] | None = None
 
 
-@dataclass
-class MicroBatch:
-    """A micro-batch on the device, and the log-probabilities that earlier passes left there."""
-
-    input_RW: Tensor
-    position_RW: Tensor
-    flat_N: Tensor
-    target_N: Tensor
-    answer_N: Tensor
-    behav_N: Tensor
-    mask_N: Tensor
-    ids_K: np.ndarray
-    old_N: Tensor | None = None
-    ref_N: Tensor | None = None
-
-    @classmethod
-    def on(cls, device: torch.device, micro: Micro) -> MicroBatch:
-        """Copy the arrays to the device."""
-        names = ("input_RW", "position_RW", "flat_N", "target_N", "answer_N", "behav_N", "mask_N")
-        return cls(**{n: torch.from_numpy(getattr(micro, n)).to(device, non_blocking=True) for n in names}, ids_K=micro.ids_K)
-
-    def per_answer(self, values_A: np.ndarray) -> Tensor:
-        """[K] float64: a column of the batch at this micro-batch's answers, 0 for a dummy."""
-        column = np.where(self.ids_K >= 0, values_A[np.maximum(self.ids_K, 0)], 0.0)
-        return torch.from_numpy(column).to(self.input_RW.device)
-
-
-@dataclass
-class Part:
-    """A mini-batch: the groups of one optimiser step, and this rank's micro-batches of it."""
-
-    groups: np.ndarray
-    weights_A: np.ndarray
-    tokens: int
-    answers: int
-    micro: list[MicroBatch]
-
-
-@dataclass
-class Clock:
-    """Seconds by part of the work."""
-
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Add the time that the block took."""
-        start = time.perf_counter()
-        yield
-        self.seconds[name] += time.perf_counter() - start
-
-
 class Learner:
     """One rank of the learner. The default process group must exist before it is made."""
 
@@ -135,6 +81,7 @@ class Learner:
         self.optimizer = make_adamw(self.policy, settings.optim)
         self.counters = Counters()
         self._reference: Policy | None = None
+        self._reference_source: str | None = settings.reference or settings.model
         single_row = self.policy.hf.config._attn_implementation == "flash_attention_2"
         self.packing = PackSettings(
             micro_tokens=settings.config.micro_tokens,
@@ -206,12 +153,12 @@ class Learner:
                     self._no_grad_pass(self.reference, parts, "ref_N")
             with clock.part("advantages"):
                 advantage_A = self._advantages(table, parts)
-            mismatch = _MismatchSums(self.device)
+            mismatch = MismatchSums(self.device)
             steps: list[OptimiserStep] = []
             total, trained, failed = ObjectiveSums.zeros(self.device), set(), set()
             for epoch in range(self.settings.optim.epochs):
-                for number, part in enumerate(parts):
-                    first = epoch == 0 and (self.needs_old or number == 0)
+                for part in parts:
+                    first = epoch == 0 and (self.needs_old or not any(s.tokens for s in steps))
                     step, sums = self._optimiser_step(part, advantage_A, clock, mismatch if first else None)
                     steps.append(step)
                     if step.skipped == "nonfinite":
@@ -219,11 +166,13 @@ class Learner:
                     else:
                         trained.update(part.groups.tolist())
                         total = total + sums
+        self.all_reduce(mismatch.sums)
+        dist.all_reduce(mismatch.top, op=dist.ReduceOp.MAX)
         self.counters = Counters(batch.index + 1, self.counters.optimiser_steps, self.counters.nonfinite_in_a_row)
         return StepStats(
             index=batch.index,
             steps=tuple(steps),
-            mismatch=mismatch.total(self.all_reduce),
+            mismatch=mismatch.finish(),
             advantages=by_group(table, advantage_A),
             tokens=int(sum(part.tokens for part in parts)),
             groups=len(table.uids),
@@ -252,7 +201,7 @@ class Learner:
         return batch_advantages(table, self.settings.objective, kl_sum_A=kl_sum_A, reward_weights=self.settings.reward_weights)
 
     def _optimiser_step(
-        self, part: Part, advantage_A: np.ndarray, clock: Clock, mismatch: _MismatchSums | None
+        self, part: Part, advantage_A: np.ndarray, clock: Clock, mismatch: MismatchSums | None
     ) -> tuple[OptimiserStep, ObjectiveSums]:
         lr = learning_rate(self.counters.optimiser_steps, self.settings.total_steps, self.settings.optim)
         in_a_row = self.counters.nonfinite_in_a_row
@@ -341,9 +290,32 @@ class Learner:
     def reference(self) -> Policy:
         """The frozen reference model, loaded at its first use, sharded like the policy."""
         if self._reference is None:
-            source = self.settings.reference or self.settings.model
+            source = self._reference_source
+            assert source is not None, "after a warm-up the reference is its result: call use_reference"
             self._reference = load_policy(source, self.settings.config, mesh=self.mesh, device=self.device, trainable=False)
         return self._reference
+
+    def use_reference(self, source: str | None) -> None:
+        """Take the reference model from another checkpoint, at its next use; None: there is none yet."""
+        self._reference, self._reference_source = None, source
+
+    def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Every weight, whole, in a fixed order; all ranks must exhaust it together (see `full_weights`)."""
+        return full_weights(self.policy, dtype)
+
+    def save(self, folder: Path | str) -> None:
+        """Write a checkpoint (see `save_checkpoint`)."""
+        save_checkpoint(self.policy, self.optimizer, self.counters, folder)
+
+    def load(self, folder: Path | str) -> Counters:
+        """Go on from a checkpoint (see `load_checkpoint`)."""
+        self.counters = load_checkpoint(self.policy, self.optimizer, folder)
+        free_gathered(self.policy)
+        return self.counters
+
+    def export(self, folder: Path | str, *, dtype: torch.dtype = torch.float32, tokenizer_folder: Path | str | None = None) -> None:
+        """Write an ordinary Hugging Face checkpoint (see `export_hf`)."""
+        export_hf(self.policy, folder, dtype=dtype, tokenizer_folder=tokenizer_folder)
 
     def logprobs(self, answers: Sequence[Answer]) -> list[np.ndarray]:
         """The policy's log-probabilities of the policy-written tokens of each answer, at the sampling temperature.
@@ -362,27 +334,5 @@ class Learner:
                     flat[torch.cat([torch.arange(ends[a], ends[a + 1]) for row in rows for a in row]).to(self.device)] = logp_N
         free_gathered(self.policy)
         self.all_reduce(flat)
-        return np.split(flat.cpu().numpy(), ends[1:-1])
-
-
-class _MismatchSums:
-    """Sums of learner − engine over this rank's tokens."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # tokens, |difference|, engine − learner
-        self.top = torch.zeros((), dtype=torch.float64, device=device)
-
-    def add(self, learner_N: Tensor, engine_N: Tensor, mask_N: Tensor) -> None:
-        """Count a micro-batch's tokens."""
-        difference = (learner_N - engine_N).double()[mask_N]
-        self.sums += torch.stack([torch.ones_like(difference).sum(), difference.abs().sum(), -difference.sum()])
-        if difference.numel():
-            self.top = torch.maximum(self.top, difference.abs().max())
-
-    def total(self, all_reduce: Any) -> Mismatch:
-        """Over all ranks."""
-        all_reduce(self.sums)
-        dist.all_reduce(self.top, op=dist.ReduceOp.MAX)
-        tokens, absolute, kl = self.sums.tolist()
-        count = max(tokens, 1.0)
-        return Mismatch(tokens=int(tokens), mean_abs=absolute / count, max_abs=self.top.item(), kl=kl / count)
+        found = flat.cpu().numpy()
+        return [found[a:b] for a, b in zip(ends, ends[1:], strict=False)]

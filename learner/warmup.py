@@ -15,7 +15,8 @@ import torch
 from learner.config import OptimConfig
 from learner.optim import gradient_norm, local_gradients, make_adamw, scale_gradients, set_learning_rate
 from learner.pack import Answer, build_micro, plan_step
-from learner.step import Learner, MicroBatch
+from learner.parts import MicroBatch
+from learner.step import Learner
 
 Example = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]
 
@@ -52,9 +53,11 @@ def sft_steps(
 
     Collective: every rank gives the same batches. The temperature is 1, the mean is over all the step's target tokens,
     and the optimiser is its own (AdamW, betas 0.9 and 0.95, no decay, norm clipped at 1), so RL starts with a fresh one.
-    Raises RuntimeError when the loss is not finite.
+    The learner's reference model is unset: it is to be this phase's result (`Learner.use_reference`). Raises
+    RuntimeError when the loss is not finite.
     """
     optimizer = make_adamw(learner.policy, OptimConfig(lr=lr))
+    learner.use_reference(None)
     done = []
     for step, batch in zip(range(steps), batches, strict=False):
         rate = warmup_rate(step, steps, lr)
