@@ -1,7 +1,7 @@
 """`winnow ledger RUN`: print the persisted ledger of a run and check that the books close.
 
-A run appends one snapshot a step to `RUN/ledger.jsonl`; the last line is the present state. A line with no more batches than the one
-before it was written after a resume from an earlier checkpoint, and starts a new sequence.
+A run appends one snapshot a step to `RUN/ledger.jsonl`; the last line is the present state. Counts of what is closed only rise from line
+to line within one life of the run; a resume or a rollback, which goes back in time, begins another.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ from rollout.errors import UserError
 LEDGER_FILE = "ledger.jsonl"
 
 
-def append_snapshot(run_dir: Path, ledger: Ledger) -> None:
-    """Adds the ledger as one line; a line that a crash left half-written is cut off first."""
+def append_snapshot(run_dir: Path, ledger: Ledger, life: int = 0) -> None:
+    """Adds the ledger as one line; a line that a crash left half-written is cut off first.
+
+    `life` counts the resumes and rollbacks of the run so far.
+    """
     path = run_dir / LEDGER_FILE
-    line = (json.dumps(ledger.to_json()) + "\n").encode()
+    line = (json.dumps(ledger.to_json() | {"life": life}) + "\n").encode()
     with path.open("r+b" if path.exists() else "w+b") as file:
         end = file.seek(0, 2)
         if end:
@@ -52,7 +55,10 @@ def _cut_torn_line(file: Any, end: int) -> None:
 
 @dataclass(frozen=True)
 class Books:
-    """A run's persisted ledger: the last readable snapshot, how many there are, and what is wrong."""
+    """A run's persisted ledger: the last readable snapshot, how many there are, and what is wrong.
+
+    `resumes` counts the lives after the first; `torn` says that a crash cut the last line short.
+    """
 
     last: Ledger
     snapshots: int
@@ -73,18 +79,19 @@ def read_books(run_dir: Path) -> Books:
     tail = lines.pop()
     problems: list[str] = []
     ledgers: list[Ledger] = []
-    resumes = 0
+    resumes = life = 0
     for number, line in enumerate(lines, 1):
         try:
-            ledger = Ledger.from_json(json.loads(line))
+            data = json.loads(line)
+            ledger, before, life = Ledger.from_json(data), life, data.get("life", 0)
         except ValueError as error:
             problems.append(f"Line {number} of {LEDGER_FILE} is no snapshot: {error}.")
             continue
         problems += [f"Line {number}: {sentence}" for sentence in ledger.check()]
-        if ledgers and ledger.batches > ledgers[-1].batches:
-            problems += [f"Line {number}: {sentence}" for sentence in ledger.check_after(ledgers[-1])]
-        elif ledgers:
+        if ledgers and (life != before or ledger.batches < ledgers[-1].batches):
             resumes += 1
+        elif ledgers:
+            problems += [f"Line {number}: {sentence}" for sentence in ledger.check_after(ledgers[-1])]
         ledgers.append(ledger)
     if not ledgers and not problems:
         raise UserError(f"RUN = {run_dir} has an empty {LEDGER_FILE}: give a run folder in which at least one step was taken.")
@@ -95,13 +102,18 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "–"
 
 
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}" + ("" if n == 1 else "s")
+
+
 def groups_table(ledger: Ledger) -> Table:
     """Groups by state, with their share of those dispatched."""
     table = Table("state", "groups", "share", title=f"Groups after {ledger.batches} batches", title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
-    known = ["trained", *(f"uninformative({k})" for k in UNINFORMATIVE), *sorted(n for n in ledger.groups if n.startswith("failed(")), "surplus"]
-    names = known + [n for n in ledger.groups if n not in known]
+    failed = sorted(name for name in ledger.groups if name.startswith("failed("))
+    known = ["trained", *(f"uninformative({kind})" for kind in UNINFORMATIVE), *failed, "surplus"]
+    names = known + [name for name in ledger.groups if name not in known]
     for name in names:
         table.add_row(name, f"{ledger.groups[name]:,}", _share(ledger.groups[name], ledger.dispatched))
         if name == "trained":
@@ -137,11 +149,11 @@ def print_books(books: Books, console: Console) -> None:
         console.print("Failed attempts: " + ", ".join(f"{reason} {n:,}" for reason, n in sorted(last.attempts_failed.items())) + ".")
     if books.torn:
         console.print(f"The last line of {LEDGER_FILE} is half-written (a crash) and is not counted.")
-    resumed = f", {books.resumes} of them after a resume" if books.resumes else ""
+    resumed = f", {_count(books.resumes, 'resume')}" if books.resumes else ""
     for problem in books.problems:
         console.print(problem, style="red", markup=False, highlight=False)
-    verdict = f"do not close: {len(books.problems)} problems" if books.problems else "close"
-    console.print(f"The books {verdict} ({books.snapshots} snapshots checked{resumed}).")
+    verdict = f"do not close: {_count(len(books.problems), 'problem')}" if books.problems else "close"
+    console.print(f"The books {verdict} ({_count(books.snapshots, 'snapshot')} checked{resumed}).")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -37,7 +37,8 @@ def judge(rewards_G: np.ndarray, rewards_RG: np.ndarray, spread_tol: float, *, d
 def has_room(place: int, engine_version: int, batches: int, batch_size: int, max_staleness: int) -> bool:
     """The admission rule: `place` groups are kept or in flight before this one, each counted as if it will be kept.
 
-    place < (v_e + k + 1 − b) · B; then the group trains as batch v_e + k at the latest, so it is never staler than k.
+    place < (v_e + k + 1 − b) · B; then the group trains as batch v_e + k at the latest, so it is never staler than k. A batch that is
+    cut and not committed counts as B, also when it is short.
     """
     return place < (engine_version + max_staleness + 1 - batches) * batch_size
 
@@ -47,7 +48,8 @@ def wants_extra(need: int, in_flight: int, kept: float, dropped: float, largest:
 
     `need` groups are missing and `in_flight` may yield them. The informative rate has `kept` and `dropped` as evidence: p with mean
     (kept + ½) / (n + 1) and variance p(1 − p) / (n + 2) (Jeffreys' prior). More is wanted while the yield that is likely at z standard
-    deviations, in_flight·p − z·sqrt(in_flight·p(1−p) + in_flight²·var p), is below `need`; never more than `largest` on top of `need`.
+    deviations, in_flight·p − z·sqrt(in_flight·p(1−p) + in_flight²·var p), is short of `need` by half a group or more; never more than
+    `largest` on top of `need`.
     """
     if in_flight >= need + largest:
         return False
@@ -55,4 +57,4 @@ def wants_extra(need: int, in_flight: int, kept: float, dropped: float, largest:
     p = (kept + 0.5) / (n + 1.0)
     bernoulli = p * (1.0 - p)
     spread = math.sqrt(in_flight * bernoulli + in_flight**2 * bernoulli / (n + 2.0))
-    return in_flight * p - z * spread < need
+    return in_flight * p - z * spread <= need - 0.5

@@ -108,7 +108,7 @@ class SamplingBuffer:
         order = self._order
         if uid is None and (self._exhausted or self.limit_reached()):
             return False
-        place = len(order.groups) if uid is None else order.place(uid)
+        place = order.place(uid)
         if has_room(place, engine_version, self.batches, self.size, self.max_staleness):
             return True
         if self.max_staleness or order.cuts or engine_version < self.batches:

@@ -67,9 +67,12 @@ class DispatchOrder:
     cuts: list[OpenCut] = field(default_factory=list)
     origin: int = 0
 
-    def place(self, uid: int) -> int:
-        """Groups kept or in flight before this one, those of uncommitted batches included."""
-        return sum(len(cut.uids) for cut in self.cuts) + bisect_left(self.kept, uid) + bisect_left(self.flight, uid)
+    def place(self, uid: int | None = None) -> int:
+        """Groups kept or in flight before this one (None: before a new one). An uncommitted batch takes B places, also a short one:
+        what follows it trains with the next batch at the earliest.
+        """
+        before = (len(u) if uid is None else bisect_left(u, uid) for u in (self.kept, self.flight))
+        return len(self.cuts) * self.size + sum(before)
 
     def add(self, slot: Slot) -> None:
         """A new group, last in order."""
@@ -119,10 +122,13 @@ class DispatchOrder:
         return sum(cut.unkept for cut in undone)
 
     def too_late(self, batches: int, max_staleness: int) -> list[int]:
-        """Groups that could train only beyond the bound; none, unless batch_size or the bound were lowered between two lives of a run."""
+        """Groups that could train only beyond the bound; none, unless batch_size or the bound were lowered between two lives of a run.
+
+        With k = 0 what stands behind the next batch may be overprovision and still move up, so only its version counts.
+        """
         first, place, late = batches + len(self.cuts), 0, []
         for uid in sorted(self.kept + self.flight):
-            slot, index = self.groups[uid], first + place // self.size
+            slot, index = self.groups[uid], first + (place // self.size if max_staleness else 0)
             if (index - batches if slot.summary is None else slot.staleness(index)) > max_staleness:
                 late.append(uid)
             else:

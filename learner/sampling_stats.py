@@ -116,7 +116,7 @@ class Window:
 
     def to_json(self) -> dict[str, Any]:
         """Ready for `json.dumps`."""
-        tables = {"failed": dict(sorted(self.failed.items())), "staleness": sorted(self.staleness.items())}
+        tables = {"failed": dict(sorted(self.failed.items())), "staleness": [list(item) for item in sorted(self.staleness.items())]}
         return vars(self) | tables | {"groups": [dict(vars(g)) for g in self.groups]}
 
     @classmethod
