@@ -79,7 +79,7 @@ def grpo_loss(
     taken to be the whole step, and `loss_agg`, `prompt` [B] and `max_len` make the weights.
 
     The formulas are those of `policy_terms`, `kl_terms` and `mismatch_weights`. At `ratio_level` sequence every token has its
-    answer's ratio s_i, the geometric mean over the answer's tokens (GSPO, arXiv 2507.18071, eq. 7). Only `logp_new` and `entropy`
+    answer's ratio s_i, the geometric mean over the answer's tokens (GSPO, arXiv 2507.18071). Only `logp_new` and `entropy`
     get gradient. Half-precision inputs are computed in float32. Where a batch is one optimiser step on the policy that it
     began with, pass `logp_new.detach()` as `logp_old`.
 
