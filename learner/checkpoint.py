@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,32 +54,30 @@ def save_checkpoint(policy: Policy, optimizer: torch.optim.AdamW, counters: Coun
     """Write weights, optimiser, counters and torch's random state to `folder`, in place of what was there.
 
     Every rank writes and checksums its own shards; the folder appears under its name only when all are on disk.
+    Raises OSError on every rank when one cannot write; what was in `folder` is then still there.
     """
     folder = Path(folder)
-    partial = folder.with_name(folder.name + ".partial")
-    if _rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    _barrier()
+    partial = _on_rank_0(lambda: _begin(folder))
     ensure_state(optimizer)
     dcp.save(_state(policy, optimizer), checkpoint_id=str(partial))
-    own = [p for p in sorted(partial.iterdir()) if p.name.startswith(f"__{_rank()}_") or (_rank() == 0 and p.name == ".metadata")]
-    sums = [s for part in _gather({p.name: _checksum(p) for p in own}) for s in part.items()]
-    if _rank() == 0:
-        steps = [float(s["step"]) for s in optimizer.state.values()]
-        manifest = {
-            "format": FORMAT,
-            "counters": asdict(counters),
-            "adam_step": max(steps, default=0.0),
-            "weights": {name: list(p.shape) for name, p in policy.hf.named_parameters()},
-            "files": {name: {"bytes": size, "sha256": digest} for name, (size, digest) in sorted(sums)},
-        }
+    sums = _own_checksums(partial)
+    steps = [float(s["step"]) for s in optimizer.state.values()]
+    manifest = {
+        "format": FORMAT,
+        "counters": asdict(counters),
+        "adam_step": max(steps, default=0.0),
+        "weights": {name: list(p.shape) for name, p in policy.hf.named_parameters()},
+        "files": {name: {"bytes": size, "sha256": digest} for name, (size, digest) in sorted(sums.items())},
+    }
+
+    def finish() -> None:
         with open(partial / MANIFEST, "w") as file:
             json.dump(manifest, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
         _put_in_place(partial, folder)
-    _barrier()
+
+    _on_rank_0(finish)
 
 
 def load_checkpoint(policy: Policy, optimizer: torch.optim.AdamW, folder: Path | str) -> Counters:
@@ -88,8 +87,7 @@ def load_checkpoint(policy: Policy, optimizer: torch.optim.AdamW, folder: Path |
     belongs to another model.
     """
     folder = Path(folder)
-    manifest = check_checkpoint(folder) if _rank() == 0 else None
-    manifest = _from_rank_0(manifest)
+    manifest = _on_rank_0(lambda: check_checkpoint(folder))
     mine = {name: list(p.shape) for name, p in policy.hf.named_parameters()}
     if manifest["weights"] != mine:
         differing = sorted(set(map(str, manifest["weights"].items())) ^ set(map(str, mine.items())))
@@ -141,22 +139,21 @@ def export_hf(policy: Policy, folder: Path | str, *, dtype: torch.dtype, tokeniz
     for name, value in full_weights(policy, dtype):
         if _rank() == 0:
             weights[name] = value.to("cpu", copy=True)
-    if _rank() == 0:
-        partial = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        before = policy.hf.config.dtype
-        policy.hf.config.dtype = dtype
-        try:
-            policy.hf.save_pretrained(partial, state_dict=weights)
-        finally:
-            policy.hf.config.dtype = before
-        if tokenizer_folder is not None:
-            for name in TOKENIZER_FILES:
-                if (Path(tokenizer_folder) / name).is_file():
-                    shutil.copyfile(Path(tokenizer_folder) / name, partial / name)
-        _put_in_place(partial, folder)
-    _barrier()
+    _on_rank_0(lambda: _write_hf(policy, weights, folder, dtype, tokenizer_folder))
+
+
+def _write_hf(policy: Policy, weights: dict[str, Tensor], folder: Path, dtype: torch.dtype, tokenizer_folder: Path | str | None) -> None:
+    partial = _begin(folder)
+    policy.hf.save_pretrained(partial, state_dict=weights)
+    # transformers writes the dtype of the model in memory, which is float32 whatever is exported.
+    settings = json.loads((partial / "config.json").read_text())
+    settings["dtype"] = str(dtype).removeprefix("torch.")
+    (partial / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    if tokenizer_folder is not None:
+        for name in TOKENIZER_FILES:
+            if (Path(tokenizer_folder) / name).is_file():
+                shutil.copyfile(Path(tokenizer_folder) / name, partial / name)
+    _put_in_place(partial, folder)
 
 
 def _state(policy: Policy, optimizer: torch.optim.AdamW) -> dict[str, Any]:
@@ -185,21 +182,44 @@ def _put_in_place(partial: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def _begin(folder: Path) -> Path:
+    """An empty folder beside the one to write; it takes that one's place once whole."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def _own_checksums(folder: Path) -> dict[str, tuple[int, str]]:
+    """Size and checksum of every file; each rank reads what it wrote. Raises on all ranks what one met."""
+    found: dict[str, tuple[int, str]] | OSError
+    try:
+        own = [p for p in sorted(folder.iterdir()) if p.name.startswith(f"__{_rank()}_") or (_rank() == 0 and p.name == ".metadata")]
+        found = {p.name: _checksum(p) for p in own}
+    except OSError as error:
+        found = error
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, found)
+    for part in parts:
+        if isinstance(part, OSError):
+            raise part
+    return {name: value for part in parts for name, value in part.items()}
+
+
 def _rank() -> int:
     return dist.get_rank()
 
 
-def _barrier() -> None:
-    dist.barrier()
-
-
-def _gather(value: Any) -> list[Any]:
-    parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, value)
-    return parts
-
-
-def _from_rank_0(value: Any) -> Any:
-    box = [value]
+def _on_rank_0(work: Callable[[], Any]) -> Any:
+    """Rank 0 does it and every rank gets the result, or raises what it raised: none waits for one that failed."""
+    box: list[Any] = [None]
+    if _rank() == 0:
+        try:
+            box = [(True, work())]
+        except (OSError, ValueError, RuntimeError) as error:
+            box = [(False, error)]
     dist.broadcast_object_list(box, src=0)
-    return box[0]
+    done, value = box[0]
+    if not done:
+        raise value
+    return value

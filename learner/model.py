@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -91,6 +92,7 @@ def load_hf(model: str, config: ModelConfig, device: torch.device) -> PreTrained
 
     Raises UserError where it cannot be loaded, or where its head is not `hidden · weightᵀ`.
     """
+    transformers.utils.logging.disable_progress_bar()
     kernel = pick_attention(config.attention, device)
     if kernel == "flash_attention_2" and config.compute_dtype == "float32":
         kernel = "sdpa"  # flash-attention computes in 16 bits only

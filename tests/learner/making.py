@@ -29,13 +29,13 @@ TINY = dict(
 MAX_TOKENS = 12
 
 
-def make_group(uid: int, *, answers: int = 4, seed: int = 0, rewards: Any = None, lengths: Any = None, finish: Any = None, prompt: int = 0) -> Any:
+def make_group(uid: int, *, answers: int = 4, seed: int = 0, rewards: Any = None, lengths: Any = None, finish: Any = None) -> Any:
     """A ScoredGroup of random tokens, uneven lengths and 0/1 rewards, the first of which is 1 and the last 0."""
     from rollout.records import Completion, Group, Prompt, Span
     from verifier.records import ScoredGroup
 
     rng = np.random.default_rng([seed, uid])
-    question = Prompt(uid, rng.integers(2, 40, prompt or rng.integers(2, 6)).astype(np.int32), "", "", "numeric", "made", str(uid))
+    question = Prompt(uid, rng.integers(2, 40, rng.integers(2, 6)).astype(np.int32), "", "", "numeric", "made", str(uid))
     sizes = lengths if lengths is not None else rng.integers(1, MAX_TOKENS + 1, answers)
     done = []
     for i, size in enumerate(sizes):
@@ -88,8 +88,12 @@ def case_batches(case: str) -> list[Any]:
     """Two batches of 5 groups of 3 uneven answers; in `one_answer` all but one are out of the loss, so a rank has none."""
     batches = []
     for index in range(2):
-        finish = (["length"] * 3) if CASES[case].get("one_answer") else None
-        groups = [make_group(10 * index + i, answers=3, seed=7, finish=finish if i else (finish and ["stop", *finish[1:]])) for i in range(5)]
+        finish = ["stop"] * 3
+        groups = []
+        for i in range(5):
+            if CASES[case].get("one_answer"):
+                finish = ["length"] * 3 if i else ["stop", "length", "length"]
+            groups.append(make_group(10 * index + i, answers=3, seed=7, finish=finish))
         batches.append(make_batch(groups, index))
     return batches
 

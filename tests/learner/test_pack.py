@@ -20,17 +20,17 @@ LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 
 @settings(max_examples=60, deadline=None)
 @given(LENGTHS, st.integers(1, 4), st.integers(1, 200), st.integers(0, 90), st.booleans())
-def test_any_plan_is_complete_within_budget_and_even(lengths: list[int], ranks: int, micro_tokens: int, row_tokens: int, single: bool) -> None:
-    wanted = PackSettings(micro_tokens, row_tokens, single, hidden=16)
+def test_any_plan_is_complete_within_budget_and_even(lengths: list[int], ranks: int, micro: int, row: int, single: bool) -> None:
+    wanted = PackSettings(micro, row, single, hidden=16)
     ids = [i for i in range(len(lengths)) if i % 5 != 3]
     plan = plan_step(lengths, ids, ranks=ranks, settings=wanted)
     assert sorted(a for r in range(ranks) for a in plan.answers_of(r)) == ids
     assert len({len(m) for m in plan.micro}) == 1
     longest = max(lengths[i] for i in ids)
-    for micro in (m for rank in plan.micro for m in rank):
-        assert all(sum(lengths[a] for a in row) <= plan.width for row in micro)
-        assert len(micro) * plan.width <= max(micro_tokens, longest) or len(micro) == 1
-        assert not single or len(micro) <= 1
+    for rows in (m for rank in plan.micro for m in rank):
+        assert all(sum(lengths[a] for a in r) <= plan.width for r in rows)
+        assert len(rows) * plan.width <= max(micro, longest) or len(rows) == 1
+        assert not single or len(rows) <= 1
     assert plan == plan_step(lengths, ids[::-1], ranks=ranks, settings=wanted)
 
 

@@ -39,7 +39,8 @@ def all_answers(groups: Any) -> list[Answer]:
 
 def with_logp(group: Any, logps: list[np.ndarray]) -> Any:
     """The same group, with other engine log-probabilities."""
-    done = tuple(dataclasses.replace(c, logp_T=np.asarray(p, dtype=np.float32)) for c, p in zip(group.group.completions, logps, strict=True))
+    pairs = zip(group.group.completions, logps, strict=True)
+    done = tuple(dataclasses.replace(c, logp_T=np.asarray(p, dtype=np.float32)) for c, p in pairs)
     return dataclasses.replace(group, group=dataclasses.replace(group.group, completions=done))
 
 
