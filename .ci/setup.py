@@ -32,11 +32,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyTorch's own; asked only where the configured places have no CPU build
 IMPORTS = {  # what must work; importing it here also writes the byte code that the first run would otherwise wait for
-    "base": ["transformers.models.qwen3.modeling_qwen3, datasets, pydantic_settings, rich, math_verify, wandb, ray"],
-    "cpu": ["vllm, vllm.v1.engine.async_llm, vllm.v1.worker.cpu_worker"],
-    "gpu": ["vllm, vllm.v1.engine.async_llm"],
-    "dev": ["pytest, hypothesis"],
-    "gym": ["reasoning_gym"],
+    "base": "transformers.models.qwen3.modeling_qwen3, datasets, pydantic_settings, rich, math_verify, wandb, ray",
+    "cpu": "vllm.v1.engine.async_llm, vllm.v1.worker.cpu_worker",
+    "gpu": "vllm.v1.engine.async_llm",
+    "dev": "pytest, hypothesis",
+    "gym": "reasoning_gym",
 }
 
 
@@ -174,36 +174,50 @@ def install_flash_attn(build: Builder) -> str:
     return "its build failed (see setup.log)" if build.run(build.pip("flash-attn==2.8.3.post2")) else ""
 
 
-def make(root: Path, folder: Path, want: dict[str, Any], step: str, build: Builder) -> dict[str, Any]:
-    """Builds or updates; returns the state to record. Whatever goes wrong, `winnow.json` then says "building"."""
-    parts, locks = list(want["locks"]), root / ".ci" / "lock"
-    if step == "build":
-        python, version = find_python(want["python"] and os.environ.get("PYTHON", ""))
-        if folder.exists():
-            build.say(f"removing {folder}, which is unfinished or of another kind")
-            (folder / "winnow.json").unlink(missing_ok=True)
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
-        record(folder, {"state": "building"})
-        build.say(f"new environment {folder} with Python {version} for {want['kind']}")
-        build.must("Making the environment", [python, "-m", "venv", str(folder)])
+def begin(folder: Path, want: dict[str, Any], build: Builder) -> str:
+    """A new environment in place of whatever is there; returns its Python version."""
+    python, version = find_python(want["python"] and os.environ.get("PYTHON", ""))
+    removing = folder.with_name(folder.name + ".removing")  # moved in one step: a half-removed environment is never found in its place
+    if folder.exists():
+        build.say(f"removing {folder}, which is unfinished or of another kind")
+        shutil.rmtree(removing, ignore_errors=True)
+        os.rename(folder, removing)
+    shutil.rmtree(removing, ignore_errors=True)
+    folder.mkdir(parents=True)
+    record(folder, {"state": "building"})
+    build.say(f"new environment {folder} with Python {version} for {want['kind']}")
+    build.must("Making the environment", [python, "-m", "venv", str(folder)])
+    return version
+
+
+def make(root: Path, folder: Path, want: dict[str, Any], have: dict[str, Any] | None, build: Builder) -> dict[str, Any]:
+    """Builds, or updates from `have`; returns the state to record. Whatever goes wrong, `winnow.json` then says "building"."""
+    if have is None:
+        version, old = begin(folder, want, build), {}
     else:
-        version = json.loads((folder / "winnow.json").read_text())["python"]
+        version, old = have["python"], have["locks"]
         record(folder, {"state": "building"})
         build.say(f"updating {folder}")
-    if "cpu" in parts:
+    new = {part: root / ".ci" / "lock" / f"{part}.txt" for part, digest in want["locks"].items() if old.get(part) != digest}
+    missing = ""
+    if "cpu" in new:
         build.say("torch, CPU build")
-        install_torch(build, locks / "cpu.txt")
-    counts = {part: sum(not line.startswith("#") for line in (locks / f"{part}.txt").read_text().splitlines()) for part in parts}
-    build.say("packages: " + ", ".join(f"{part} {count}" for part, count in counts.items()))
-    for group in ([part for part in parts if part != "gym"], ["gym"]):  # some of gym's packages are built with what comes before
-        files = [word for part in group if part in parts for word in ("-r", str(locks / f"{part}.txt"))]
+        install_torch(build, new["cpu"])
+    if new:
+        counts = {part: sum(not line.startswith("#") for line in path.read_text().splitlines()) for part, path in new.items()}
+        build.say("packages: " + ", ".join(f"{part} {count}" for part, count in counts.items()))
+    for group in ([part for part in new if part != "gym"], ["gym"]):  # some of gym's packages are built with what comes before
+        files = [word for part in group if part in new for word in ("-r", str(new[part]))]
         if files:
             build.must("Installing packages", build.pip(*files))
-    missing = install_flash_attn(build) if want["kind"] == "gpu" else ""
+    if "gpu" in new:
+        missing = install_flash_attn(build)
     build.must("Installing winnow itself", build.pip("--editable", str(root)))
-    build.say("importing what will be used")
-    build.must("Importing what was installed", *([build.python, "-c", f"import {names}"] for part in parts for names in IMPORTS[part]))
+    if new:
+        build.say("importing what will be used")
+        engine = [IMPORTS[part] for part in new if part in ("cpu", "gpu")]
+        rest = [", ".join(IMPORTS[part] for part in new if part not in ("cpu", "gpu"))]
+        build.must("Importing", *([build.python, "-W", "ignore", "-c", f"import {names}"] for names in engine + rest if names))
     if missing:
         build.say(f"without flash-attn ({missing}): attention goes through torch's own kernels")
     return {**want, "state": "ready", "python": version, "seconds": round(time.monotonic() - build.started, 1)}
@@ -235,20 +249,19 @@ def wanted(root: Path, folder: Path, extras: list[str], state: dict[str, Any]) -
 
 def main(root: Path, extras: list[str]) -> None:
     folder = (root / os.environ.get("VENV", ".venv")).absolute()
-    lock = os.open(__file__, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        print("set-up: another one is at work here; waiting for it", flush=True)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    state = read_state(folder)
-    want = wanted(root, folder, extras, state or {})
-    step = plan(state, want, healthy=(folder / "bin" / "python").exists())
-    if step != "nothing":
-        build = Builder(folder, lock)
-        done = make(root, folder, want, step, build)
-        record(folder, done)
-        build.say("ready")
+    with open(__file__) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            print("set-up: another one is at work here; waiting for it", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        state = read_state(folder)
+        want = wanted(root, folder, extras, state or {})
+        step = plan(state, want, healthy=(folder / "bin" / "python").exists())
+        if step != "nothing":
+            build = Builder(folder, lock.fileno())
+            record(folder, make(root, folder, want, state if step == "update" else None, build))
+            build.say("ready")
 
 
 if __name__ == "__main__":
