@@ -18,7 +18,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, CliSettingsSource, TomlConfigSettingsSource
 
-from cluster.config import RunConfig, fields, flag_names
+from cluster.config import RunConfig, fields, flag_names, resolved_objective
 from cluster.sentences import nearest, no_truth_for_a_number, sentence, suggest_flag
 from learner.variants import preset
 from rollout.errors import UserError
@@ -220,8 +220,11 @@ def _decode(key: str, name: str, text: str) -> Any:
 
 
 def to_toml(cfg: RunConfig) -> str:
-    """The whole resolved tree as TOML that `load` reads back to the same values; what is None is left out, TOML has no word for it."""
-    tree = cfg.model_dump()
+    """The whole resolved tree as TOML that `load` reads back to the same values; what is None is left out, TOML has no word for it.
+
+    The objective is written as it is trained: read back, every key counts as given, and no default would be filled in any more.
+    """
+    tree = cfg.model_dump() | {"objective": resolved_objective(cfg).model_dump()}
     top = [f"{k} = {_toml(v)}" for k, v in tree.items() if not isinstance(v, dict) and v is not None]
     parts = ["\n".join(top)]
     for section, keys in tree.items():

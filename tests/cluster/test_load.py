@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.config import RunConfig, fields
+from cluster.config import RunConfig, fields, resolved_objective
 from cluster.load import RECIPES, builtin_recipes, load, merge, parse_flags, preset_keys, to_toml
 from rollout.errors import UserError
 
@@ -248,13 +248,23 @@ SCALARS = st.one_of(st.booleans(), st.integers(-(2**62), 2**62), st.floats(allow
 
 
 @pytest.mark.parametrize("name", builtin_recipes())
-@pytest.mark.parametrize("flags", [[], ["--variant", "olmo3", "--stop", '["\\n\\"x\\u007f"]', "--engine_options", ODD]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--variant", "rloo"],
+        ["--variant", "grpo", "--kl_in", "reward"],
+        ["--variant", "olmo3", "--stop", '["\\n\\"x\\u007f"]', "--engine_options", ODD],
+    ],
+)
 def test_to_toml_reads_back_the_same(name: str, flags: list[str], tmp_path: Path) -> None:
     cfg = load(name, flags)
     file = tmp_path / "again.toml"
     file.write_text(to_toml(cfg))
     again = load(str(file))
-    assert again.model_dump() == _without_null(cfg.model_dump())
+    resolved = resolved_objective(cfg)
+    assert again.model_dump() == _without_null(cfg.model_dump()) | {"objective": resolved.model_dump()}
+    assert resolved_objective(again) == resolved
     assert to_toml(again) == to_toml(cfg)
 
 
