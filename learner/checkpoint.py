@@ -21,7 +21,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from learner.model import Policy, full_weights
+from learner.model import Policy, free_gathered, full_weights
 from learner.optim import ensure_state
 from rollout.errors import UserError
 
@@ -100,6 +100,7 @@ def load_checkpoint(policy: Policy, optimizer: torch.optim.AdamW, folder: Path |
     torch.set_rng_state(state["rng"])
     for param_state in optimizer.state.values():
         param_state["step"].fill_(manifest["adam_step"])
+    free_gathered(policy)
     return Counters(**manifest["counters"])
 
 

@@ -310,7 +310,6 @@ class Learner:
     def load(self, folder: Path | str) -> Counters:
         """Go on from a checkpoint (see `load_checkpoint`)."""
         self.counters = load_checkpoint(self.policy, self.optimizer, folder)
-        free_gathered(self.policy)
         return self.counters
 
     def export(self, folder: Path | str, *, dtype: torch.dtype = torch.float32, tokenizer_folder: Path | str | None = None) -> None:

@@ -53,11 +53,11 @@ def sft_steps(
 
     Collective: every rank gives the same batches. The temperature is 1, the mean is over all the step's target tokens,
     and the optimiser is its own (AdamW, betas 0.9 and 0.95, no decay, norm clipped at 1), so RL starts with a fresh one.
-    The learner's reference model is unset: it is to be this phase's result (`Learner.use_reference`). Raises
-    RuntimeError when the loss is not finite.
+    Where the settings name no `reference`, the learner has none afterwards: it is to be this phase's result
+    (`Learner.use_reference`), not what came before it. Raises RuntimeError when the loss is not finite.
     """
     optimizer = make_adamw(learner.policy, OptimConfig(lr=lr))
-    learner.use_reference(None)
+    learner.use_reference(learner.settings.reference)
     done = []
     for step, batch in zip(range(steps), batches, strict=False):
         rate = warmup_rate(step, steps, lr)

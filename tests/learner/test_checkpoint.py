@@ -188,6 +188,9 @@ def test_the_supervised_phase_learns_and_leaves_a_fresh_optimiser(tiny: Path, ma
     assert not learner.optimizer.state and learner.counters.optimiser_steps == 0
     with pytest.raises(AssertionError, match="use_reference"):
         _ = learner.reference
+    named = making.make_learner(tiny, reference=str(tiny))
+    sft_steps(named, [examples], steps=1, lr=1e-2)
+    assert named.reference is not None
 
 
 def test_the_supervised_loss_is_the_mean_over_target_tokens(tiny: Path, making: ModuleType) -> None:
