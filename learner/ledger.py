@@ -139,6 +139,7 @@ class Ledger:
         """
         total = sum(self._tokens[uid] for uid in trained)
         assert tokens.total == total, f"the learner accounts for {tokens.total} tokens of a batch that has {total}"
+        assert min(tokens.trained, tokens.overlong, tokens.error, tokens.mismatch) >= 0, tokens
         for uid in failed:
             self.close(uid, "failed", "nonfinite")
         for uid, kind in trained.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -35,7 +36,7 @@ class BufferMachine(RuleBasedStateMachine):
         engines=st.integers(1, 3),
     )
     def start(self, size: int, k: int, over: float, policy: str, limit: int, filtering: bool, drop: bool, engines: int) -> None:
-        self.options = {
+        self.options: dict[str, Any] = {
             "batch_size": size, "max_staleness": k, "overprovision": over, "on_refill_limit": policy, "refill_limit": limit,
             "filter_groups": filtering, "drop_errors": drop, "attempts": 2,
         }  # fmt: skip
@@ -207,5 +208,5 @@ class BufferMachine(RuleBasedStateMachine):
 
 TestBufferMachine = BufferMachine.TestCase
 TestBufferMachine.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+    max_examples=100, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )
