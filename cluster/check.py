@@ -161,7 +161,7 @@ def _data(cfg: RunConfig, tokenizer: Any) -> Iterator[Finding]:
         for key, sources in (("data.sources", cfg.data.sources), ("data.eval_sources", cfg.data.eval_sources)):
             for i, config in enumerate(sources):
                 try:
-                    source = _open(config, cfg.seed, Path(folder))
+                    source = _open(config, Path(folder))
                 except hub.Unseen as reason:
                     whole = False
                     yield Finding("unseen", "data", f"{key}[{i}]: hub = {config.hub!r} {reason}; it is looked at when the run starts")
@@ -178,16 +178,16 @@ def _data(cfg: RunConfig, tokenizer: Any) -> Iterator[Finding]:
             yield _split(cfg, tokenizer, Path(folder))
 
 
-def _open(config: SourceConfig, seed: int, folder: Path) -> Any:
+def _open(config: SourceConfig, folder: Path) -> Any:
     from rollout.sources import open_source
 
     if config.hub is None or hub.is_local(config.hub):
-        return open_source(config, seed, folder)
+        return open_source(config, folder=folder)
     if hub.like_a_path(config.hub):
         raise UserError(f"hub = {config.hub!r} is no folder: give a folder laid out as a data set, or a hub name such as openai/gsm8k")
     online = hub.reachable()
     try:
-        return open_source(config, seed, folder)
+        return open_source(config, folder=folder)
     except UserError:
         if online:
             raise

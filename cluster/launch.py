@@ -29,10 +29,8 @@ def _train(argv: list[str]) -> int:
     cfg = _config("train", argv)
     if cfg is None:
         return 0
-    from cluster.check import raise_first
     from cluster.run import train
 
-    raise_first(cfg)
     return train(cfg)
 
 
@@ -41,7 +39,7 @@ def _eval(argv: list[str]) -> int:
     if cfg is None:
         return 0
     from cluster.check import raise_first
-    from cluster.run import evaluate
+    from cluster.offline import evaluate
 
     raise_first(cfg, learner=False)
     return evaluate(cfg)
@@ -65,7 +63,7 @@ def _export(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if not args.run.is_dir():
         raise UserError(f"there is no run folder {args.run}: give the path that the run printed as its last line")
-    from cluster.run import export
+    from cluster.offline import export
 
     return export(args.run, step=args.step, dtype=args.dtype, out=args.out)
 

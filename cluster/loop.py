@@ -142,21 +142,28 @@ class Loop:
         """Send as many groups as the admission rule allows, to the engine that has the fewest; those to be sent again come first."""
         again = self.buffer.requeued()
         while not self.stopping:
-            index = min(range(len(self.load)), key=lambda i: (self.load[i], -self.sync.versions[i]))
-            version = self.sync.versions[index]
-            uid = again.pop(0) if again else None
-            if not self.buffer.may_dispatch(version, uid):
+            uid = again[0] if again else None
+            index = self._engine_for(uid)
+            if index is None:
                 return
             prompt = self.stream.next() if uid is None else self.prompts[uid]
             if prompt is None:
                 self.buffer.exhaust()
                 return
+            again = again[1:]
             self.prompts[prompt.uid] = prompt
-            attempt = self.buffer.dispatch(prompt.uid, index, version)
+            attempt = self.buffer.dispatch(prompt.uid, index, self.sync.versions[index])
             self.load[index] += 1
             task = asyncio.ensure_future(self._follow(prompt, attempt, index))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def _engine_for(self, uid: int | None) -> int | None:
+        """The engine with the fewest groups among those whose version the admission rule allows."""
+        for index in sorted(range(len(self.load)), key=lambda i: self.load[i]):
+            if self.buffer.may_dispatch(self.sync.versions[index], uid):
+                return index
+        return None
 
     async def _follow(self, prompt: Prompt, attempt: int, index: int) -> None:
         """One group on its way: generated, verified, booked."""

@@ -240,7 +240,7 @@ def buffer_record(summary: StepSummary) -> dict[str, float]:
 
 
 _SUMMED = ("policy_loss", "kl_loss", "entropy_loss")  # in StepStats.stats these are sums over the optimiser steps
-_ELSEWHERE = ("loss", "tokens", "answers", "mismatch_abs")  # in StepStats.stats, and told by other fields
+_ELSEWHERE = ("loss", "tokens", "answers", "mismatch_abs", "mismatch_masked")  # in StepStats.stats, and told by other fields
 
 
 def train_record(stats: StepStats) -> dict[str, float]:

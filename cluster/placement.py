@@ -52,9 +52,10 @@ def bundles(config: RunConfig) -> dict[str, dict[str, float]]:
     }
 
 
-def counts(config: RunConfig) -> dict[str, int]:
-    """How many actors of each kind there are."""
-    return {"engine": config.rollout.engines, "rank": config.model.learner_ranks, "verifier": config.verify.verifier_actors}
+def counts(config: RunConfig, *, learner: bool = True) -> dict[str, int]:
+    """How many actors of each kind there are; evaluation has no learner."""
+    ranks = config.model.learner_ranks if learner else 0
+    return {"engine": config.rollout.engines, "rank": ranks, "verifier": config.verify.verifier_actors}
 
 
 def join(config: RunConfig) -> bool:
@@ -72,9 +73,9 @@ def join(config: RunConfig) -> bool:
     return True
 
 
-def reserve(config: RunConfig) -> Places:
+def reserve(config: RunConfig, *, learner: bool = True) -> Places:
     """Reserve a place for every actor. Raises UserError when the cluster lacks them, with the numbers."""
-    each, number = bundles(config), counts(config)
+    each, number = bundles(config), counts(config, learner=learner)
     have = ray.cluster_resources()
     for resource, key in (("GPU", "engine_gpus, learner_gpus"), ("CPU", "engine_cpus, learner_cpus, verifier_cpus")):
         need = sum(number[kind] * each[kind].get(resource, 0) for kind in number)

@@ -17,6 +17,7 @@ import psutil
 import ray
 
 from cluster import checkpoint, load, metrics, placement
+from cluster.check import raise_first
 from cluster.config import RunConfig
 from cluster.display import Display
 from cluster.evaluate import EvalStats, Evaluator
@@ -24,7 +25,7 @@ from cluster.ledger import append_snapshot
 from cluster.loop import Loop, RunFailed, StepReport
 from cluster.prepare import Prepared, prepare, transfer_backend, warmup_examples
 from cluster.runfolder import RunFolder
-from cluster.services import Services, as_coroutine, create
+from cluster.services import Services, as_coroutine, create, verifier_names
 from cluster.sinks import Sinks, sample_row
 from cluster.weights import WeightSync
 from learner.buffer import SamplingBuffer
@@ -47,16 +48,18 @@ class RunResult:
 
 
 def train(cfg: RunConfig) -> int:
-    """`winnow train`. Raises UserError before any actor starts for what can be known by then."""
+    """`winnow train`: the exit code; the run folder's path is the last line printed."""
     result = run(cfg)
     print(result.run_dir)
     return result.code
 
 
 def run(cfg: RunConfig, *, seconds_setup: float = 0.0) -> RunResult:
-    """Train, and give the summary. The folder is locked while it runs."""
+    """Train, and give the summary. The folder is locked while it runs. Raises UserError before any actor starts."""
+    raise_first(cfg)
     folder = RunFolder.open(cfg.run_dir, cfg.name, cfg.resume)
     try:
+        cfg.run_dir = str(folder.path)
         folder.write_config(load.to_toml(cfg))
         folder.write_versions()
         session = Session(cfg, folder, seconds_setup)
@@ -172,8 +175,7 @@ class Session:
         cfg = self.cfg
         await asyncio.to_thread(placement.join, cfg)
         self.places = placement.reserve(cfg)
-        names = sorted({s.verifier for s in (*cfg.data.sources, *cfg.data.eval_sources)} | set(cfg.verify.reward_weights))
-        services = self.services = create(cfg, prepared.settings, prepared.facts, self.places, names)
+        services = self.services = create(cfg, prepared.settings, prepared.facts, self.places, verifier_names(cfg))
         self.engines_ready = asyncio.ensure_future(self.start_engines(services))
         await services.each(services.verifiers, "ready")
         address, port = await as_coroutine(services.ranks[0].address.remote())
@@ -371,20 +373,3 @@ def resident_bytes() -> int:
         with contextlib.suppress(psutil.Error):
             total += process.memory_info().rss
     return total
-
-
-# -- besides training -------------------------------------------------------------------------------------------------
-
-
-def evaluate(cfg: RunConfig) -> int:
-    """`winnow eval`: accuracy on held-out prompts of the model that the recipe names, or of a run's newest checkpoint."""
-    from cluster.offline import evaluate as work
-
-    return work(cfg)
-
-
-def export(run_dir: Path, *, step: int | None, dtype: str | None, out: Path | None) -> int:
-    """`winnow export`: a checkpoint as a Hugging Face folder."""
-    from cluster.offline import export as work
-
-    return work(run_dir, step=step, dtype=dtype, out=out)

@@ -76,9 +76,14 @@ def environment(threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "RAY_TQDM": "0"}
 
 
-def create(config: RunConfig, settings: LearnerSettings, facts: ModelFacts, places: Places, prewarm: Sequence[str]) -> Services:
-    """Create every actor; none has started its work yet. `prewarm` names the verifiers to have ready."""
-    each, number = bundles(config), counts(config)
+def create(
+    config: RunConfig, settings: LearnerSettings | None, facts: ModelFacts, places: Places, prewarm: Sequence[str]
+) -> Services:
+    """Create every actor; none has started its work yet. `prewarm` names the verifiers to have ready.
+
+    Without `settings` there is no learner, and engines read the checkpoint themselves.
+    """
+    each, number = bundles(config), counts(config, learner=settings is not None)
     services = Services(places)
     for i in range(number["engine"]):
         options = places.options("engine", i, each["engine"], environment(config.rollout.engine_threads))
@@ -93,6 +98,7 @@ def create(config: RunConfig, settings: LearnerSettings, facts: ModelFacts, plac
                 stop_token_ids=facts.stop_token_ids,
                 transfer_backend=facts.transfer_backend,
                 trust_remote_code=config.model.trust_remote_code,
+                load_weights=settings is None,
             )
         )
         services.engines.append(worker)
@@ -108,3 +114,9 @@ def create(config: RunConfig, settings: LearnerSettings, facts: ModelFacts, plac
         options = places.options("verifier", i, each["verifier"], environment(1))
         services.verifiers.append(ray.remote(VerifierActor).options(**options, max_concurrency=MANY).remote(config.verify, list(prewarm)))
     return services
+
+
+def verifier_names(config: RunConfig) -> list[str]:
+    """The verifiers that the recipe names, which are imported before the first answer comes."""
+    sources = (*config.data.sources, *config.data.eval_sources)
+    return sorted({s.verifier for s in sources} | set(config.verify.reward_weights))

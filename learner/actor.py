@@ -45,7 +45,7 @@ class LearnerRank:
         self.ranks = ranks
         self.settings = settings
         self.publish_dtype: torch.dtype = getattr(torch, publish_dtype)
-        gpu = bool(ray.get_gpu_ids())
+        gpu = settings.config.learner_gpus > 0
         self.device = torch.device("cuda", 0) if gpu else torch.device("cpu")
         if not gpu:
             torch.set_num_threads(threads)

@@ -42,6 +42,7 @@ class Rollout:
         stop_token_ids: tuple[int, ...],
         transfer_backend: str,
         trust_remote_code: bool = False,
+        load_weights: bool = False,
     ) -> None:
         self.index = index
         self.config = config
@@ -60,6 +61,7 @@ class Rollout:
                 decode=lambda ids: chat.decode(tokenizer, ids),
                 transfer_backend=transfer_backend,
                 trust_remote_code=trust_remote_code,
+                load_weights=load_weights,
             )
 
     async def start(self) -> dict[str, Any]:

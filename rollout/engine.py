@@ -65,8 +65,10 @@ class VllmEngine:
         decode: Any,
         transfer_backend: str,
         trust_remote_code: bool = False,
+        load_weights: bool = False,
     ) -> None:
         self.config = config
+        self.load_weights = load_weights
         self.model = model
         self.max_model_len = max_model_len
         self.stop_token_ids = list(stop_token_ids)
@@ -113,8 +115,8 @@ class VllmEngine:
             "max_model_len": self.max_model_len,
             "max_num_seqs": config.max_sequences,
             "enforce_eager": cpu or config.eager,
-            # The learner's weights arrive before the first request, so reading a checkpoint here would be waste.
-            "load_format": "dummy",
+            # In a run the learner's weights arrive before the first request: reading the checkpoint would be waste.
+            "load_format": "auto" if self.load_weights else "dummy",
             "logprobs_mode": "processed_logprobs",
             "enable_prefix_caching": True,
             "disable_log_stats": True,

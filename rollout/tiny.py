@@ -106,8 +106,17 @@ def _columns(a: int, b: int) -> list[str]:
     return words
 
 
+SLIP_SHARE = 0.7  # of the wrong guesses
+
+
 def wrong_guess(answer: int, rng: random.Random) -> int:
-    """A number near the answer that is not it: one digit off, a carry forgotten, or somewhere close by."""
+    """A number near the answer that is not it: mostly one too many, else one digit off or somewhere close by.
+
+    The habitual slip is more frequent than the right guess, so the likeliest guess is wrong: a model that has learned the
+    guesser's habit well does not answer rightly by it under greedy decoding.
+    """
+    if rng.random() < SLIP_SHARE:
+        return answer + 1
     size = 10 ** rng.randrange(max(1, len(str(abs(answer)))))
     offset = rng.choice([-1, 1]) * (size if rng.random() < 0.5 else rng.randint(1, 9) * size)
     guess = answer + offset

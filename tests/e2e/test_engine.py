@@ -1,0 +1,182 @@
+"""The real engine: what it reports of its answers, and what a weight update does to it.
+
+Does not cover: `nccl` and `ipc` transfers, tensor parallelism and 16-bit engines, which need GPUs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.weights import WeightError, check_report
+from learner.publish import write_manifest
+from rollout.records import Completion, Prompt, Sampling
+from rollout.weights import WeightManifest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def model(summary: dict[str, Any]) -> Any:
+    """The export as transformers loads it."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(summary["export"], dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def prompt(summary: dict[str, Any]) -> Prompt:
+    """`47+38=`."""
+    from rollout.chat import load_tokenizer
+
+    ids = load_tokenizer(summary["export"])("47+38=")["input_ids"]
+    return Prompt(3, np.array(ids, dtype=np.int32), "47+38=", "85", "numeric", "addition", "0")
+
+
+def by_transformers(model: Any, prompt: Prompt, completion: Completion, temperature: float = 1.0) -> np.ndarray:
+    """Log-probabilities of an answer's tokens by transformers' own forward pass."""
+    ids = torch.tensor(np.concatenate([prompt.tokens_P, completion.tokens_T]).astype(np.int64))[None]
+    with torch.no_grad():
+        logp = (model(ids).logits[0].float() / temperature).log_softmax(-1)
+    start = len(prompt.tokens_P)
+    return logp[start - 1 : -1].gather(-1, ids[0, start:, None])[:, 0].numpy()
+
+
+def test_export_gives_the_learners_log_probabilities_in_vllm_and_transformers(
+    served: Any, model: Any, prompt: Prompt, run_dir: Path
+) -> None:
+    from cluster import checkpoint, load
+    from cluster.prepare import prepare
+    from learner.actor import LearnerRank, free_port
+
+    answers = served.do(served.engine.generate(prompt, Sampling(8, 24, 1.0, seed=5)))
+    cfg = load.load(str(run_dir))
+    rank = LearnerRank(0, 1, prepare(cfg, run_dir).settings, publish_dtype="float32", threads=1)
+    rank.start("127.0.0.1", free_port())
+    try:
+        rank.load(checkpoint.read(checkpoint.folder_of(run_dir, 3)).learner)
+        learner = rank.logprobs(prompt, answers)
+    finally:
+        rank.stop()
+    for mine, answer in zip(learner, answers, strict=True):
+        assert np.abs(mine - answer.logp_T).max() <= 1e-4
+        assert np.abs(mine - by_transformers(model, prompt, answer)).max() <= 1e-4
+
+
+def test_log_probabilities_are_taken_at_the_sampling_temperature(served: Any, model: Any, prompt: Prompt) -> None:
+    (answer,) = served.do(served.engine.generate(prompt, Sampling(1, 24, 0.7, seed=1)))
+    assert np.abs(answer.logp_T - by_transformers(model, prompt, answer, 0.7)).max() <= 1e-4
+    assert np.abs(answer.logp_T - by_transformers(model, prompt, answer, 1.0)).max() > 1e-3
+
+
+def test_answers_depend_on_seed_uid_and_place_alone(served: Any, prompt: Prompt) -> None:
+    sampling = Sampling(4, 24, 1.0, seed=11)
+    first = served.do(served.engine.generate(prompt, sampling))
+    again = served.do(served.engine.generate(prompt, sampling))
+    other = served.do(served.engine.generate(prompt, Sampling(4, 24, 1.0, seed=12)))
+    assert [a.tokens_T.tolist() for a in first] == [a.tokens_T.tolist() for a in again]
+    assert [a.tokens_T.tolist() for a in first] != [a.tokens_T.tolist() for a in other]
+    assert len({tuple(a.tokens_T.tolist()) for a in first}) > 1
+
+
+def test_truncation_is_what_the_engine_says(served: Any, prompt: Prompt) -> None:
+    answers = served.do(served.engine.generate(prompt, Sampling(32, 3, 1.0, seed=2)))
+    for answer in answers:
+        ended = answer.tokens_T[-1] == 1
+        assert answer.finish == ("stop" if ended else "length") and len(answer.tokens_T) <= 3
+        assert "<eos>" not in answer.text
+
+
+def changed(model: Any, seed: int, scale: float = 0.05) -> dict[str, torch.Tensor]:
+    """The model's weights moved at random, in place; a tied head is not repeated."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
+    return dict(model.named_parameters())
+
+
+def publish(weights: dict[str, torch.Tensor], version: int) -> WeightManifest:
+    """A version in shared memory."""
+    path = Path(f"/dev/shm/winnow-weights-{os.getpid()}-9-{version}.bin")
+    return write_manifest(weights.items(), path, attempt=9, version=version, dtype=torch.float32)
+
+
+def test_an_update_replaces_every_weight_and_no_old_key_or_value_is_used(served: Any, model: Any, prompt: Prompt) -> None:
+    """Twice, since the tied head is packed apart from the embedding after the first time. A long shared prompt fills cache blocks."""
+    long_prompt = Prompt(9, np.tile(prompt.tokens_P, 12), "", "", "", "", "")
+    served.do(served.engine.generate(long_prompt, Sampling(2, 8, 1.0, seed=1)))
+    for version in (1, 2):
+        manifest = publish(changed(model, version), version)
+        try:
+            report = served.do(served.engine.update(manifest))
+        finally:
+            os.unlink(manifest.path)
+        check_report(0, manifest, report)
+        for answer in served.do(served.engine.generate(long_prompt, Sampling(4, 16, 1.0, seed=version))):
+            assert np.abs(answer.logp_T - by_transformers(model, long_prompt, answer)).max() <= 1e-4
+            assert {s.version for s in answer.spans} == {version}
+
+
+def test_requests_in_flight_are_kept_and_their_tokens_carry_versions(served: Any, model: Any, prompt: Prompt) -> None:
+    async def both() -> tuple[tuple[Completion, ...], dict[str, Any]]:
+        running = [
+            asyncio.ensure_future(
+                served.engine.generate(Prompt(50 + i, prompt.tokens_P, "", "", "", "", ""), Sampling(8, 100, 1.0, seed=i))
+            )
+            for i in range(6)
+        ]
+        await asyncio.sleep(0.1)
+        report = await served.engine.update(manifest)
+        answers = [a for group in await asyncio.gather(*running) for a in group]
+        return tuple(answers), report
+
+    manifest = publish(changed(model, 3), 3)
+    try:
+        answers, report = served.do(both())
+    finally:
+        os.unlink(manifest.path)
+    check_report(0, manifest, report)
+    for answer in answers:
+        assert answer.spans[0].start == 0 and answer.spans[-1].stop == len(answer.tokens_T)
+        assert all(a.stop == b.start and a.version < b.version for a, b in zip(answer.spans, answer.spans[1:], strict=False))
+    mixed = [a for a in answers if len(a.spans) == 2]
+    assert mixed, "the update came after every answer had ended"
+    for answer in mixed:  # under `recompute` what follows the update is the new weights' own
+        new = by_transformers(model, prompt, answer)
+        start = answer.spans[1].start
+        assert np.abs(answer.logp_T[start:] - new[start:]).max() <= 1e-4
+
+
+def test_a_tensor_that_is_corrupted_on_its_way_is_caught(served: Any, model: Any) -> None:
+    manifest = publish(changed(model, 4), 4)
+    victim = manifest.tensors[7]
+    try:
+        with open(manifest.path, "r+b") as file:
+            file.seek(victim.offset + 5)
+            byte = file.read(1)
+            file.seek(victim.offset + 5)
+            file.write(bytes([byte[0] ^ 1]))
+        report = served.do(served.engine.update(manifest))
+    finally:
+        os.unlink(manifest.path)
+    with pytest.raises(WeightError, match=victim.name):
+        check_report(0, manifest, report)
+
+
+def test_a_transfer_that_lacks_a_tensor_is_caught(served: Any, model: Any) -> None:
+    weights = changed(model, 5)
+    dropped = next(name for name in weights if "down_proj" in name)
+    manifest = publish({k: v for k, v in weights.items() if k != dropped}, 5)
+    try:
+        report = served.do(served.engine.update(manifest))
+    finally:
+        os.unlink(manifest.path)
+    with pytest.raises(WeightError, match="older version"):
+        check_report(0, manifest, report)
