@@ -29,6 +29,7 @@ class Entry(NamedTuple):
 VERIFIERS: dict[str, Entry] = {
     "numeric": Entry("verifier.numeric"),
     "gsm8k": Entry("verifier.gsm8k"),
+    "math": Entry("verifier.mathematics"),
     "format": Entry("verifier.shape"),
     "function": Entry("verifier.custom", cached=False),
     "random": Entry("verifier.chance"),
