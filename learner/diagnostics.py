@@ -47,6 +47,7 @@ class ObjectiveSums:
     mismatch_kl: torch.Tensor  # k3 of old against behav
     weight: torch.Tensor  # mismatch weight before and the part that the correction took away
     weight_removed: torch.Tensor
+    mismatch_masked: torch.Tensor  # tokens whose weight the correction set to 0
     ratio_max: torch.Tensor
     mismatch_max: torch.Tensor
     ratio_min: torch.Tensor
@@ -133,6 +134,7 @@ def objective_sums(
         mismatch_kl=total(None if behav is None else kl_terms(tok.old, behav)),
         weight=total(weights[0]),
         weight_removed=total(weights[0] - weights[1]),
+        mismatch_masked=total(weights[1] == 0),
         ratio_max=largest(ratio),
         ratio_min=-largest(-ratio),
         mismatch_max=zero - torch.inf if log_w is None else largest(bounded_exp(log_w)),
@@ -145,7 +147,8 @@ class ObjectiveStats:
     """What one optimiser step (or, added up, one batch) reports. Means are over unmasked tokens; None: not measured.
 
     KL values are the k3 estimate in nats per token. `clipfrac` is the share of unmasked tokens (answers at sequence level)
-    whose clip binds; `mismatch_removed` the share of mismatch weight that the correction took away.
+    whose clip binds; `mismatch_removed` the share of mismatch weight that the correction took away, and `mismatch_masked` the tokens
+    whose weight it set to 0.
     """
 
     loss: float
@@ -171,6 +174,7 @@ class ObjectiveStats:
     mismatch_min: float | None
     mismatch_max: float | None
     mismatch_removed: float | None
+    mismatch_masked: int
 
 
 def finalise(total: ObjectiveSums) -> ObjectiveStats:
@@ -208,5 +212,6 @@ def finalise(total: ObjectiveSums) -> ObjectiveStats:
         mismatch_kl=mean("mismatch_kl", "behav_tokens") if measured else None,
         mismatch_min=s["mismatch_min"] if measured else None,
         mismatch_max=s["mismatch_max"] if measured else None,
+        mismatch_masked=int(s["mismatch_masked"]),
         mismatch_removed=s["weight_removed"] / s["weight"] if measured and s["weight"] > 0 else (0.0 if measured else None),
     )

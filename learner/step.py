@@ -155,7 +155,7 @@ class Learner:
                 advantage_A = self._advantages(table, parts)
             mismatch = MismatchSums(self.device)
             steps: list[OptimiserStep] = []
-            total, trained, failed = ObjectiveSums.zeros(self.device), set(), set()
+            total, trained, failed, cut = ObjectiveSums.zeros(self.device), set(), set(), 0
             for epoch in range(self.settings.optim.epochs):
                 for part in parts:
                     first = epoch == 0 and (self.needs_old or not any(s.tokens for s in steps))
@@ -166,6 +166,7 @@ class Learner:
                     else:
                         trained.update(part.groups.tolist())
                         total = total + sums
+                        cut += int(sums.mismatch_masked) if epoch == 0 else 0
         self.all_reduce(mismatch.sums)
         dist.all_reduce(mismatch.top, op=dist.ReduceOp.MAX)
         self.counters = Counters(batch.index + 1, self.counters.optimiser_steps, self.counters.nonfinite_in_a_row)
@@ -180,7 +181,7 @@ class Learner:
             nonfinite_in_a_row=self.counters.nonfinite_in_a_row,
             empty=sum(s.skipped == "empty" for s in steps),
             failed=tuple(table.uids[g] for g in sorted(failed - trained)),
-            masked_tokens=table.masked_tokens(),
+            masked_tokens=table.masked_tokens() | {"mismatch": cut},
             seconds=dict(clock.seconds),
             stats=asdict(finalise(total)),
         )

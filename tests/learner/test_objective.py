@@ -226,6 +226,7 @@ def test_geo_mask_takes_the_geometric_mean() -> None:
     out = grpo_loss(OLD, OLD, ADV, MASK, logp_behav=OLD - LOG_W, mismatch="geo-mask", mismatch_cap=1.2, loss_agg="token-sum")
     assert out.loss.item() == pytest.approx(-6.0)
     assert finalise(out.sums).mismatch_removed == pytest.approx(0.5)
+    assert finalise(out.sums).mismatch_masked == 3
 
 
 def test_share_of_mismatch_weight_removed() -> None:

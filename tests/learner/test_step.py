@@ -137,7 +137,7 @@ def test_masked_absent_and_cut_off_answers_are_out_of_loss_and_denominators(tiny
     assert learner.needs(batch.groups) == [0, 1]
     stats = learner.train_batch(Batch(0, batch.groups, batch.names, {0: cut, 1: error}))
     assert stats.tokens == 18 and stats.steps[0].answers == 6
-    assert stats.masked_tokens == {"overlong": 5, "error": 6, "filler": 14}
+    assert stats.masked_tokens == {"overlong": 5, "error": 6, "filler": 14, "mismatch": 0}
     # A cut-off answer stays in its group's baseline; one without a reward is in none.
     assert stats.advantages[0] == pytest.approx([1, -1, 1, -1])
     assert stats.advantages[1] == pytest.approx([np.sqrt(2), 0, -np.sqrt(0.5), -np.sqrt(0.5)])
