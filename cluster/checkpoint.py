@@ -68,15 +68,17 @@ def finish(run_dir: Path, step: int, controller: Mapping[str, Any], groups: Mapp
     partial, folder = partial_of(run_dir, step), folder_of(run_dir, step)
     _write(partial / CONTROLLER, json.dumps(controller, indent=1).encode())
     with open(partial / GROUPS, "wb") as file:
-        np.savez(file, **arrays_of(groups))
+        np.savez(file, **arrays_of(groups))  # type: ignore[arg-type]  # names are ours, none is `allow_pickle`
         file.flush()
         os.fsync(file.fileno())
     sums = {name: _checksum(partial / name) for name in (CONTROLLER, GROUPS)}
     _write(partial / MANIFEST, json.dumps({"format": FORMAT, "step": step, "files": sums}, indent=1).encode())
+    before = folder.with_name(f".{folder.name}.before")
     if folder.exists():
-        shutil.rmtree(folder)
+        os.replace(folder, before)
     os.replace(partial, folder)
     _sync_folder(folder.parent)
+    shutil.rmtree(before, ignore_errors=True)
     for old in steps_in(run_dir)[:-keep]:
         shutil.rmtree(folder_of(run_dir, old))
     return folder

@@ -20,9 +20,9 @@ RIGHT = 1.0  # a reward from which an answer counts as right
 
 @dataclass(frozen=True)
 class EvalStats:
-    """Shares of held-out prompts. `avg_at_k`: right answers among k; `pass_at_k`: at least one right; `maj_at_k`: the answer given most often is right.
+    """Shares of held-out prompts; None where no answers were sampled (`eval_samples` 0).
 
-    None where no answers were sampled (`eval_samples` 0).
+    `avg_at_k`: right answers among k; `pass_at_k`: at least one is right; `maj_at_k`: the answer given most often is right.
     """
 
     prompts: int

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -80,7 +80,8 @@ class Loop:
         evaluator: Evaluator,
         *,
         report: Callable[[StepReport], None],
-        checkpoint: Callable[[], Any],
+        evaluated: Callable[[int, EvalStats], Awaitable[None]],
+        checkpoint: Callable[[], Awaitable[None]],
         stages: Callable[[dict[str, str]], None],
     ) -> None:
         self.config = config
@@ -90,15 +91,16 @@ class Loop:
         self.sync = sync
         self.evaluator = evaluator
         self.report = report
+        self.evaluated = evaluated
         self.checkpoint = checkpoint
         self.stages = stages
         self.prompts: dict[int, Prompt] = {}  # of every group that is not committed, for another attempt
         self.load = [0] * len(services.engines)  # groups at each engine
         self.sampling = Sampling(config.rollout.group_size, config.rollout.max_tokens, config.rollout.temperature, config.seed)
         self.stopping = False
-        self.evaluations: list[tuple[int, EvalStats]] = []
         self.doing = "starts"
         self._changed = asyncio.Event()
+        self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._verifiers = itertools.cycle(services.verifiers)
         self._loading: asyncio.Task[TransferStats] | None = None
@@ -113,6 +115,7 @@ class Loop:
     def stop(self) -> None:
         """Ask for an end: the batch at work is finished, nothing more is begun."""
         self.stopping = True
+        self._stop.set()
         self._changed.set()
 
     async def run(self) -> None:
@@ -261,17 +264,28 @@ class Loop:
         loading, self._loading = self._loading, None
         return await loading
 
-    async def evaluate(self, force: bool = False) -> EvalStats | None:
+    async def evaluate(self) -> EvalStats | None:
         """Held-out accuracy of this version, when it is due."""
         every = self.config.eval.eval_every
         last = self.step >= self.config.steps
-        if not self.evaluator.prompts or not (force or last or (every and self.step % every == 0)):
+        if not self.evaluator.prompts or not (last or (every and self.step % every == 0)):
             return None
         self.doing = "evaluates"
         await self._loaded()
-        stats = await self.evaluator.run()
-        self.evaluations.append((self.step, stats))
+        stats = await self._unless_stopped(self.evaluator.run())
+        if stats is not None:
+            await self.evaluated(self.step, stats)
         return stats
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, EvalStats]) -> EvalStats | None:
+        """The work's result, or None when a stop was asked for before it was done."""
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if task.done():
+            return task.result()
+        task.cancel()
+        return None
 
     async def save(self) -> None:
         """A checkpoint, when it is due."""

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from cluster.config import RunConfig
+from cluster.config import RunConfig, resolved_objective
 from cluster.services import ModelFacts
 from learner.config import ObjectiveConfig
 from learner.step import LearnerSettings
-from learner.variants import inert_clip, resolve_objective
+from learner.variants import inert_clip
 from learner.warmup import Example
 from rollout import chat, tiny
 from rollout.engine import context_length
@@ -36,19 +36,6 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def objective_of(cfg: RunConfig) -> ObjectiveConfig:
-    """The objective with its context-dependent defaults filled in."""
-    return resolve_objective(
-        cfg.objective,
-        max_staleness=cfg.rollout.max_staleness,
-        minibatches=cfg.optim.minibatches,
-        epochs=cfg.optim.epochs,
-        variant=cfg.variant,
-        group_size=cfg.rollout.group_size,
-        max_tokens=cfg.rollout.max_tokens,
-    )
-
-
 def transfer_backend(cfg: RunConfig) -> str:
     """`shm`, `nccl` or `ipc`: `auto` is nccl where the engines have GPUs."""
     chosen = cfg.rollout.weight_transfer
@@ -59,7 +46,7 @@ def transfer_backend(cfg: RunConfig) -> str:
 
 def prepare(cfg: RunConfig, run_dir: Path) -> Prepared:
     """Build or find the model, and load what describes it. Raises UserError for what the user gave wrongly."""
-    objective = objective_of(cfg)
+    objective = resolved_objective(cfg)
     folder = tiny_model(cfg, run_dir) if cfg.model.model == TINY else cfg.model.model
     tokenizer = chat.load_tokenizer(folder, cfg.model.trust_remote_code)
     tokenizer_folder = run_dir / "tokenizer"
@@ -133,6 +120,6 @@ def warmup_examples(cfg: RunConfig, prepared: Prepared, run_dir: Path) -> list[l
     flat = [text for batch in texts for pair in batch for text in pair]
     ids = [np.array(i, dtype=np.int32) for i in prepared.tokenizer(flat, add_special_tokens=False)["input_ids"]]
     end = np.array(prepared.facts.stop_token_ids[:1], dtype=np.int32)
-    pairs = [(ids[i], np.concatenate([ids[i + 1], end])) for i in range(0, len(ids), 2)]
+    pairs: list[Example] = [(ids[i], np.concatenate([ids[i + 1], end])) for i in range(0, len(ids), 2)]
     size = settings.warmup_batch
     return [pairs[i : i + size] for i in range(0, len(pairs), size)]

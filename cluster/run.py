@@ -24,7 +24,7 @@ from cluster.evaluate import EvalStats, Evaluator
 from cluster.ledger import append_snapshot
 from cluster.loop import Loop, RunFailed, StepReport
 from cluster.prepare import Prepared, prepare, transfer_backend, warmup_examples
-from cluster.runfolder import RunFolder
+from cluster.runfolder import RunFolder, write_json
 from cluster.services import Services, as_coroutine, create, verifier_names
 from cluster.sinks import Sinks, sample_row
 from cluster.weights import WeightSync
@@ -90,6 +90,7 @@ class Session:
         self.sinks: Sinks | None = None
         self.loop: Loop | None = None
         self.work: asyncio.Task[None] | None = None
+        self.tokenizer_folder = ""
         self.stop_signal = ""
 
     # -- life -------------------------------------------------------------------------------------------------------
@@ -143,6 +144,7 @@ class Session:
         saved = checkpoint.newest_good(self.run_dir, self.display.note) if cfg.resume else None
         self.display.phase("preparing the model and the prompts")
         prepared = prepare(cfg, self.run_dir)
+        self.tokenizer_folder = prepared.tokenizer_folder
         for note in prepared.notes:
             self.display.note(note)
         self.sinks = Sinks.open(
@@ -162,7 +164,7 @@ class Session:
             await self.warm_up(prepared, services)
         await self.engines_ready
         self.display.phase("first weights into the engines")
-        sync = WeightSync(services, transfer_backend(cfg))
+        sync = WeightSync(services, transfer_backend(cfg), cfg.rollout.engines * max(1, int(cfg.rollout.engine_gpus)))
         sync.hosts = self.hosts
         if saved is not None:
             sync.attempt = saved.controller["attempt"] + 1
@@ -235,7 +237,8 @@ class Session:
         flat = np.concatenate(differences)
         self.probe = {"probe_mean_abs": float(flat.mean()), "probe_max_abs": float(flat.max())}
         tolerance = cfg.rollout.logp_tolerance or TOLERANCE.get(cfg.rollout.engine_dtype, TOLERANCE_16_BITS)
-        text = f"log-probabilities of engine and learner differ by {flat.mean():.1e} in the mean, {flat.max():.1e} at most, over {flat.size} tokens"
+        by = f"{flat.mean():.1e} in the mean, {flat.max():.1e} at most, over {flat.size} tokens"
+        text = f"log-probabilities of engine and learner differ by {by}"
         if not flat.mean() <= tolerance:
             raise RunFailed(
                 f"{text}, more than logp_tolerance = {tolerance:g}: they run different models, tokenizers or temperatures; "
@@ -259,13 +262,22 @@ class Session:
         )
         evaluator = Evaluator(cfg, services, await asyncio.to_thread(prepared.stream.heldout, cfg.eval.eval_prompts))
         loop = Loop(
-            cfg, services, prepared.stream, buffer, sync, evaluator, report=self.report, checkpoint=self.save, stages=self.display.stages
+            cfg,
+            services,
+            prepared.stream,
+            buffer,
+            sync,
+            evaluator,
+            report=self.report,
+            evaluated=self.evaluated,
+            checkpoint=self.save,
+            stages=self.display.stages,
         )
         if saved is not None:
             self.restore(saved, loop)
         elif evaluator.prompts:
             self.display.phase("evaluating before training")
-            self.note_evaluation(0, await evaluator.run(), "before")
+            await self.evaluated(0, await evaluator.run())
         self.seconds["start"] = time.monotonic() - self.began - self.seconds.get("warmup", 0.0)
         self.loop = loop
         self.display.phase("training")
@@ -305,7 +317,6 @@ class Session:
             "seconds": self.seconds,
         }
         await asyncio.to_thread(checkpoint.finish, self.run_dir, step, controller, groups, self.cfg.log.keep_checkpoints)
-        append_snapshot(self.run_dir, loop.buffer.ledger)
 
     def restore(self, saved: checkpoint.Saved, loop: Loop) -> None:
         """The books as they were when the checkpoint was written."""
@@ -332,13 +343,11 @@ class Session:
         self.display.step(report.step, self.cfg.steps, logged)
         append_snapshot(self.run_dir, self.loop.buffer.ledger)
         rows = list(zip(report.batch.uids, report.batch.payloads, strict=True))[: self.cfg.log.sample_groups]
-        self.sinks.samples(report.step, [sample_row(ray.get(ref), report.train.advantages[uid]) for uid, ref in rows])
-        if report.evaluation is not None:
-            self.note_evaluation(report.step, report.evaluation, "after")
+        self.sinks.samples(report.step, [sample_row(ray.get(ref), report.train.advantages[uid].tolist()) for uid, ref in rows])
 
-    def note_evaluation(self, step: int, stats: EvalStats, when: str) -> None:
-        """Remember and say what an evaluation found."""
-        self.accuracy[when] = stats.greedy
+    async def evaluated(self, step: int, stats: EvalStats) -> None:
+        """Remember and say what an evaluation found, and keep an export of the best step when that is asked for."""
+        self.accuracy["after" if step else "before"] = stats.greedy
         sampled = (
             ""
             if not stats.k
@@ -347,6 +356,12 @@ class Session:
         self.display.note(f"step {step}: held-out greedy accuracy {stats.greedy:.3f} on {stats.prompts} prompts{sampled}")
         with open(self.run_dir / "evaluations.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **asdict(stats)}) + "\n")
+        if self.cfg.eval.keep_best and step and stats.greedy > self.best[0]:
+            assert self.services is not None
+            self.best = (stats.greedy, step)
+            folder = self.run_dir / "exports" / "best"
+            await self.services.each(self.services.ranks, "export", str(folder), self.cfg.log.export_dtype, self.tokenizer_folder)
+            write_json(folder / "best.json", {"step": step, **asdict(stats)})
 
     def summarise(self, export: Path) -> None:
         """summary.json."""

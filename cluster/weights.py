@@ -29,9 +29,11 @@ class TransferStats:
 class WeightSync:
     """One transfer at a time. `versions` holds what each engine has acknowledged; -1: nothing yet."""
 
-    def __init__(self, services: Services, backend: str) -> None:
+    def __init__(self, services: Services, backend: str, workers: int) -> None:
+        """`backend`: shm, nccl or ipc; `workers` counts the GPUs of all engines."""
         self.services = services
         self.backend = backend
+        self.workers = workers
         self.versions = [-1] * len(services.engines)
         self.attempt = 0
         self.hosts: list[str] = []
@@ -78,9 +80,12 @@ class WeightSync:
     async def _send(self, version: int) -> TransferStats:
         started = time.monotonic()
         if not self._joined:
-            await self.services.each(self.services.ranks, "join_transfer", self.backend, self.services.engines, self.attempt)
+            address, port = await as_coroutine(self.services.ranks[0].address.remote())
+            join = (self.backend, self.services.engines, self.workers, address, port)
+            await self.services.each(self.services.ranks, "join_transfer", *join)
             self._joined = True
-        await self.services.each(self.services.ranks, "send", version)
+        await self.services.each(self.services.ranks, "send")
+        await self.services.each(self.services.engines, "update_weight_version", str(version))
         self.versions = [version] * len(self.versions)
         seconds = time.monotonic() - started
         return TransferStats(version, 0, seconds, seconds, seconds)

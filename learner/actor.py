@@ -17,8 +17,6 @@ import ray
 import torch
 import torch.distributed as dist
 
-from learner.checkpoint import export_hf, load_checkpoint, save_checkpoint
-from learner.model import full_weights
 from learner.pack import Answer
 from learner.publish import ShmPublisher, VllmPublisher, read_file
 from learner.records import Batch, StepStats, TrainGroup
@@ -106,7 +104,7 @@ class LearnerRank:
     # -- weights ----------------------------------------------------------------------------------------------------
 
     def _weights(self) -> Any:
-        return full_weights(self._started().policy, self.publish_dtype)
+        return self._started().weights(self.publish_dtype)
 
     def publish(self, attempt: int, version: int) -> WeightManifest | None:
         """One version into shared memory; the manifest on rank 0."""
@@ -124,15 +122,13 @@ class LearnerRank:
 
     def join_transfer(self, backend: str, engines: Sequence[Any], workers: int, address: str, port: int) -> None:
         """Open vLLM's own transfer (`nccl`, `ipc`) to all engines; `workers` counts their GPUs."""
-        from vllm.distributed.weight_transfer.clients import RayVLLMWeightSyncClient
-
         metadata = [(name, self.publish_dtype, tuple(tensor.shape)) for name, tensor in self._weights()]
         self.vllm = VllmPublisher(
             backend,
             self._weights,
             metadata,
             rank=self.rank,
-            client=RayVLLMWeightSyncClient(list(engines)),
+            engines=engines,
             address=address,
             port=port,
             world_size=workers + 1,
@@ -148,18 +144,15 @@ class LearnerRank:
 
     def save(self, folder: str) -> None:
         """This rank's part of a checkpoint."""
-        learner = self._started()
-        save_checkpoint(learner.policy, learner.optimizer, learner.counters, folder)
+        self._started().save(folder)
 
     def load(self, folder: str) -> int:
         """Go on from a checkpoint; returns the batches trained."""
-        learner = self._started()
-        learner.counters = load_checkpoint(learner.policy, learner.optimizer, folder)
-        return learner.counters.batches
+        return self._started().load(folder).batches
 
     def export(self, folder: str, dtype: str, tokenizer_folder: str) -> None:
         """An ordinary Hugging Face checkpoint."""
-        export_hf(self._started().policy, folder, dtype=getattr(torch, dtype), tokenizer_folder=tokenizer_folder)
+        self._started().export(folder, dtype=getattr(torch, dtype), tokenizer_folder=tokenizer_folder)
 
     def pids(self) -> list[int]:
         """This process."""

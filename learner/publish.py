@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +92,10 @@ def sweep_stale() -> None:
 
 
 class VllmPublisher:
-    """vLLM's own trainer side (`nccl`, `ipc`): it drives the engines through `client` while it sends.
+    """vLLM's own trainer side (`nccl`, `ipc`): it drives the engines' actors while it sends.
 
-    `client` has the four methods of vLLM's `VLLMWeightSyncClient`. Needs GPUs; both ends are vLLM's code, and only
-    the gathering out of FSDP shards is ours.
+    Each of `engines` is a Ray handle with the four methods of vLLM's `VLLMWeightSyncClient`. Needs GPUs; both ends are
+    vLLM's code, and only the gathering out of FSDP shards is ours.
     """
 
     def __init__(
@@ -105,12 +105,13 @@ class VllmPublisher:
         metadata: list[tuple[str, torch.dtype, tuple[int, ...]]],
         *,
         rank: int,
-        client: Any,
+        engines: Sequence[Any],
         address: str,
         port: int,
         world_size: int,
     ) -> None:
         from vllm.distributed.weight_transfer.base import ParamMeta, TrainerInitInfo, WeightSource
+        from vllm.distributed.weight_transfer.clients import RayVLLMWeightSyncClient
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
         class Source(WeightSource):
@@ -132,7 +133,7 @@ class VllmPublisher:
             from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
             info = IPCTrainerInitInfo(rank=rank, packed=True)
-        self.engine = WeightTransferTrainerFactory.trainer_init(info, client=client, source=Source())
+        self.engine = WeightTransferTrainerFactory.trainer_init(info, client=RayVLLMWeightSyncClient(list(engines)), source=Source())
 
     def publish(self) -> None:
         """Send the current weights; returns when every engine has them."""

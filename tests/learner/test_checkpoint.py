@@ -179,7 +179,7 @@ def test_the_supervised_phase_learns_and_leaves_a_fresh_optimiser(tiny: Path, ma
     learner = making.make_learner(tiny)
     rng = np.random.default_rng(0)
     examples = [(rng.integers(2, 40, 4), rng.integers(2, 40, rng.integers(1, 8))) for _ in range(6)]
-    seen = []
+    seen: list[Any] = []
     done = sft_steps(learner, iter([examples] * 40), steps=30, lr=1e-2, on_step=seen.append)
     assert done == seen and len(done) == 30 and done[0].tokens == sum(len(c) for _, c in examples)
     assert done[-1].loss < 0.3 * done[0].loss

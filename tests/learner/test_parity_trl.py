@@ -80,7 +80,7 @@ def theirs(
         delta=None, use_bias_correction_kl=False, sapo_temperature_pos=1.0, sapo_temperature_neg=1.05, steps_per_generation=accumulate
     )  # fmt: skip
     same = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x, sync_gradients=True)
-    known = {
+    known: dict[str, Any] = {
         "aux_loss_enabled": False, "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None, "importance_sampling_level": "token",
         "beta": beta, "epsilon_low": 0.2, "epsilon_high": 0.28, "use_vllm": False, "_entropy_bonus_enabled": False, "args": args,
         "max_completion_length": MAX_LEN, "current_gradient_accumulation_steps": accumulate, "accelerator": same,

@@ -51,7 +51,7 @@ def test_random_knows_nothing_and_can_be_repeated():
     drawn = [verify(str(i), str(i), {}, {}).reward for i in range(2000)]
     assert drawn == [verify(str(i), str(i), {}, {}).reward for i in range(2000)]
     assert 900 < sum(drawn) < 1100
-    assert 350 < sum(verify("1", str(i), {"p": 0.2, "salt": 3}, {}).reward for i in range(2000)) < 450
+    assert 350 < sum(verify("1", str(i), {"p": 0.2, "salt": 3}, {}).reward == 1.0 for i in range(2000)) < 450
 
 
 def test_function_by_dotted_path(tmp_path, monkeypatch):
