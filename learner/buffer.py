@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, cast
+from typing import Any
 
 from learner.admission import has_room, judge, wants_extra
-from learner.buffer_records import CutBatch, Outcome, RefillError, Stage, StepSummary, Waiting, refill_sentence, waiting_sentence
+from learner.buffer_records import CutBatch, Outcome, RefillError, StepSummary, Waiting, refill_sentence
 from learner.config import BufferConfig
 from learner.ledger import BatchTokens, Ledger
 from learner.order import DispatchOrder, OpenCut, Slot
 from learner.sampling_stats import Window
+from learner.waiting import Stopwatch, batch_waiting, group_waiting
 from verifier.records import GroupSummary
 
 EVIDENCE_DECAY = 0.75  # weight that the measured informative rate keeps at each cut, so that it follows the policy
@@ -56,8 +57,7 @@ class SamplingBuffer:
         self._late: dict[int, int] = {}  # surplus groups that still run: uid -> attempt
         self._accepted: OrderedDict[int, int] = OrderedDict()  # uid -> attempt whose result was booked
         self._window = Window()
-        self._waited = {"oldest": 0.0, "refill": 0.0}  # seconds, by cause
-        self._ticked = clock()
+        self._watch = Stopwatch(clock)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -87,7 +87,8 @@ class SamplingBuffer:
 
     def held(self) -> list[Waiting]:
         """Every group in flight, in dispatch order, with its stage, engine, attempt and the seconds in that stage."""
-        return [self._waiting(uid) for uid in self._order.flight]
+        now = self._clock()
+        return [group_waiting(self._order, self.ledger, uid, self.attempts, now) for uid in self._order.flight]
 
     def limit_reached(self) -> bool:
         """True when so many groups were resolved without being kept since the last cut that refilling stops."""
@@ -261,22 +262,13 @@ class SamplingBuffer:
 
     def waiting_for(self) -> Waiting:
         """What the next batch waits for: its oldest unresolved group, the learner, or prompts."""
-        order, now = self._order, self._clock()
-        kept = f"{len(order.kept)} of {self.size} groups are kept"
-        if self.batch_ready():
-            return Waiting("nothing", 0.0, why=f"a batch is ready: {kept}")
-        if order.flight:
-            return self._waiting(order.flight[0], kept)
-        if order.cuts:
-            seconds = now - order.cuts[0].since
-            return Waiting("learner", seconds, why=f"the learner has had batch {order.cuts[0].index} for {seconds:.1f} s; {kept}")
-        return Waiting("prompts", now - self._ticked, why=f"no group is in flight; {kept}")
+        return batch_waiting(self._order, self.ledger, self.attempts, self.batch_ready(), self._clock(), self._watch.ticked)
 
     def step_summary(self) -> StepSummary:
         """Statistics since the last call, over all groups scored; starts anew."""
         self._tick()
-        window, waited = self._window, self._waited
-        self._window, self._waited = Window(), dict.fromkeys(waited, 0.0)
+        window, waited = self._window, self._watch.take()
+        self._window = Window()
         return StepSummary(
             **window.statistics(),
             kept=self.kept,
@@ -313,9 +305,8 @@ class SamplingBuffer:
         groups that would now be too stale end as surplus.
         """
         assert not self.ledger.dispatched, "only a new buffer can be loaded"
-        now = self._ticked = self._clock()
         self.ledger = Ledger.from_json(state["ledger"])
-        order = self._order = DispatchOrder.from_json(self.size, state["origin"], state["groups"], state["cuts"], now)
+        order = self._order = DispatchOrder.from_json(self.size, state["origin"], state["groups"], state["cuts"], self._clock())
         self._unkept = state["unkept"]
         self._yes, self._no = state["evidence"]
         self._window = Window.from_json(state["window"])
@@ -397,24 +388,5 @@ class SamplingBuffer:
         assert len(summaries) == len(slots) and max(staleness) <= self.max_staleness, f"batch {cut.index}: staleness {staleness}"
         return CutBatch(cut.index, tuple(cut.uids), tuple(s.payload for s in slots), summaries, staleness, cut.fillers, surplus)
 
-    def _wait_cause(self) -> str:
-        """Why a learner without a batch waits: `oldest`, `refill`, or "" for plain generation and for a learner that has one."""
-        if self._order.cuts or not self._order.flight or self.batch_ready():
-            return ""
-        if len(self._order.kept) >= self.size:
-            return "oldest"
-        return "refill" if self._order.refills_only() else ""
-
     def _tick(self) -> None:
-        """Book the time since the last change under the cause that held until now."""
-        now = self._clock()
-        if cause := self._wait_cause():
-            self._waited[cause] += now - self._ticked
-        self._ticked = now
-
-    def _waiting(self, uid: int, kept: str = "") -> Waiting:
-        slot, stage = self._order.groups[uid], cast(Stage, self.ledger.state(uid))
-        seconds = self._clock() - slot.since
-        blocks = len(self._order.kept) >= self.size and uid == self._order.flight[0]
-        why = waiting_sentence(stage, uid, slot.attempt, self.attempts, slot.engine, seconds, kept)
-        return Waiting(stage, seconds, uid, slot.attempt, slot.engine, blocks, why)
+        self._watch.tick(self._order, self.batch_ready())

@@ -166,7 +166,7 @@ def test_an_undone_cut_gives_back_the_refills_it_had_forgiven() -> None:
     score(buffer, 0)
     score(buffer, 1, WRONG)
     assert buffer.limit_reached() and buffer.cut().uids == (0,) and not buffer.limit_reached()
-    assert buffer.payload_lost(0) and buffer.limit_reached()
+    assert buffer.payload_lost(0) and buffer.limit_reached() and buffer.state()["origin"] == 0
     buffer.dispatch(0, 0, 0)
     score(buffer, 0, attempt=2)
     assert buffer.cut().uids == (0,)
