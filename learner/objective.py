@@ -109,28 +109,16 @@ def grpo_loss(
     kl_N = zero_N if tok.ref is None or kl_in == "reward" else kl_terms(tok.new, tok.ref, kl_estimator)
     ent_N = zero_N if tok.entropy is None else tok.entropy
     policy, kl, ent = (weighted_sum(x, tok.mask, weights_N) for x in (terms, kl_N, ent_N))
-    loss = policy
-    if kl_coef:
-        loss = loss + kl_coef * kl
-    if entropy_coef:
-        loss = loss - entropy_coef * ent
-
+    loss = policy + kl_coef * kl if kl_coef else policy
+    loss = loss - entropy_coef * ent if entropy_coef else loss  # at 0 nothing goes back through the entropy
     with torch.no_grad():
         scale = weighted_sum(terms.abs() + kl_coef * kl_N.abs() + abs(entropy_coef) * ent_N.abs(), tok.mask, weights_N)
+        binding = _binding(policy_loss, bounded_exp(log_ratio), tok.adv, bounds, dual_clip)
         exponents = [log_ratio] if policy_loss != "reinforce" else []
-        if kl_coef and kl_in == "loss" and kl_estimator == "k3" and tok.ref is not None:
-            exponents.append(tok.ref - tok.new)
-        if mismatch != "none" and tok.behav is not None:
-            exponents.append(mismatch_exponent(tok.old - tok.behav, tok.answer, tok.lengths_B, mismatch))
-        sums = objective_sums(
-            tok,
-            log_ratio,
-            _binding(policy_loss, bounded_exp(log_ratio), tok.adv, bounds, dual_clip),
-            ratio_level == "sequence",
-            (raw, kept),
-            exponents,
-            {"loss": loss, "policy": policy, "kl": kl, "entropy_part": ent, "abs_terms": scale},
-        )
+        exponents += [tok.ref - tok.new] if tok.ref is not None and kl_coef and (kl_in, kl_estimator) == ("loss", "k3") else []
+        exponents += [mismatch_exponent(tok.old - tok.behav, tok.answer, tok.lengths_B, mismatch)] if mismatch != "none" else []
+        parts = {"loss": loss, "policy": policy, "kl": kl, "entropy_part": ent, "abs_terms": scale}
+        sums = objective_sums(tok, log_ratio, binding, ratio_level == "sequence", (raw, kept), exponents, parts)
     return LossOutputs(loss, policy.detach(), kl.detach(), ent.detach(), sums)
 
 

@@ -193,6 +193,18 @@ def test_entropy_is_raised() -> None:
     close(entropy.grad, [[-0.1 / 6] * 3] * 2)
 
 
+def test_a_coefficient_of_zero_sends_nothing_back() -> None:
+    """Entropy and KL are measured all the same."""
+    entropy = torch.full((2, 3), 0.7, dtype=torch.float64, requires_grad=True)
+    new = OLD.clone().requires_grad_()
+    out = grpo_loss(new, OLD, ADV, MASK, entropy=entropy, logp_ref=OLD + 1, loss_agg="token-sum")
+    out.loss.backward()
+    assert entropy.grad is None and new.grad is not None
+    close(new.grad, [[-2.0] * 3, [3.0] * 3])
+    assert finalise(out.sums).entropy == pytest.approx(0.7)
+    assert finalise(out.sums).kl_ref == pytest.approx(math.e - 2)
+
+
 LOG_W = torch.tensor([[math.log(3.0), math.log(0.4), 0.0], [math.log(1.5), math.log(1.5), math.log(1.2)]], dtype=torch.float64)
 
 
