@@ -44,7 +44,7 @@ class RunFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of one step by what the loop did: it waited for groups, trained, published, evaluated, wrote."""
+    """Seconds of one step by what the loop did; `checkpoint` is the one written before the step began."""
 
     wait: float
     train: float
@@ -104,7 +104,7 @@ class Loop:
         self._tasks: set[asyncio.Task[None]] = set()
         self._verifiers = itertools.cycle(services.verifiers)
         self._loading: asyncio.Task[TransferStats] | None = None
-        self._spent: dict[str, float] = {}
+        self._spent: dict[str, float] = {"checkpoint": 0.0}
         self._error: BaseException | None = None
 
     @property
@@ -124,15 +124,14 @@ class Loop:
         try:
             while self.step < self.config.steps and not self.stopping:
                 started = time.monotonic()
-                self._spent = {}
                 batch = await self._timed("wait", self.fill())
                 if batch is None:
                     break
                 train = await self._timed("train", self.learn(batch))
                 transfer = await self._timed("publish", self.publish())
                 evaluation = await self._timed("evaluate", self.evaluate())
-                await self._timed("checkpoint", self.save())
                 self.report(StepReport(self.step, batch, self.buffer.step_summary(), train, transfer, evaluation, self._times(started)))
+                await self._timed("checkpoint", self.save())  # last, so that it holds all that was said of the step
         finally:
             watch.cancel()
             for task in self._tasks:
@@ -189,9 +188,15 @@ class Loop:
         finally:
             if index >= 0:
                 self.load[index] -= 1
+            self._forget(prompt.uid)
             self._changed.set()
         if self._error is None:
             self.dispatch()
+
+    def _forget(self, uid: int) -> None:
+        """Drop the prompt of a group that has ended."""
+        if self.buffer.ledger.state(uid) is None:
+            self.prompts.pop(uid, None)
 
     # -- the verbs of a step ----------------------------------------------------------------------------------------
 
@@ -205,7 +210,10 @@ class Loop:
             if budget := self.buffer.over_failure_budget():
                 raise RunFailed(budget)
             if self.buffer.batch_ready():
-                return self.buffer.cut()
+                batch = self.buffer.cut()
+                for uid, attempt, engine in batch.surplus:
+                    self.services.engines[engine].cancel.remote(uid, attempt)
+                return batch
             if self.buffer.finished:
                 return None
             self._changed.clear()
@@ -237,8 +245,8 @@ class Loop:
         total = sum(s.tokens for s in batch.summaries if s.uid not in failed)
         masked = {reason: stats.masked_tokens.get(reason, 0) for reason in ("overlong", "error", "mismatch")}
         self.buffer.commit(batch, BatchTokens(trained=total - sum(masked.values()), **masked), failed=failed)
-        for uid in batch.uids:
-            self.prompts.pop(uid, None)
+        for uid in tuple(self.prompts):
+            self._forget(uid)
         if stats.nonfinite_in_a_row >= self.config.optim.max_nonfinite_steps:
             raise RunFailed(
                 f"{stats.nonfinite_in_a_row} optimiser steps in a row had a loss or gradient that is not finite "

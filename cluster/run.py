@@ -341,7 +341,7 @@ class Session:
         self.last = logged
         self.sinks.log(report.step, logged)
         self.display.step(report.step, self.cfg.steps, logged)
-        append_snapshot(self.run_dir, self.loop.buffer.ledger)
+        append_snapshot(self.run_dir, self.loop.buffer.ledger, life=self.loop.sync.attempt)
         rows = list(zip(report.batch.uids, report.batch.payloads, strict=True))[: self.cfg.log.sample_groups]
         self.sinks.samples(report.step, [sample_row(ray.get(ref), report.train.advantages[uid].tolist()) for uid, ref in rows])
 

@@ -47,6 +47,7 @@ class Rollout:
         self.index = index
         self.config = config
         tokenizer = chat.load_tokenizer(model, trust_remote_code)
+        self.running: dict[tuple[int, int], asyncio.Future[tuple[Completion, ...]]] = {}
         self.engine: Engine
         if config.engine == "fake":
             self.engine = FakeEngine(
@@ -73,10 +74,21 @@ class Rollout:
     async def generate(self, prompt: Prompt, attempt: int, sampling: Sampling) -> tuple[Receipt, Group]:
         """One group, or TimeoutError when it outlasts `group_timeout`."""
         started = time.monotonic()
-        async with asyncio.timeout(self.config.group_timeout):
-            completions = await self.engine.generate(prompt, sampling)
+        work = self.running[prompt.uid, attempt] = asyncio.ensure_future(self.engine.generate(prompt, sampling))
+        try:
+            async with asyncio.timeout(self.config.group_timeout):
+                completions = await work
+        except asyncio.CancelledError:
+            raise RuntimeError(f"group {prompt.uid} was cancelled") from None
+        finally:
+            del self.running[prompt.uid, attempt]
         group = Group(prompt, attempt, completions, self.index, time.monotonic() - started)
         return Receipt(prompt.uid, attempt, group.tokens, group.seconds), group
+
+    def cancel(self, uid: int, attempt: int) -> None:
+        """End a group that will never train; its requests are aborted in the engine."""
+        if (uid, attempt) in self.running:
+            self.running[uid, attempt].cancel()
 
     async def answers(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
         """Answers outside of training: evaluation, and the check of log-probabilities."""

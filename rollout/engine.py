@@ -105,6 +105,8 @@ class VllmEngine:
             os.environ["OMP_NUM_THREADS"] = str(self.config.engine_threads)
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
             os.environ["TORCHDYNAMO_DISABLE"] = "1"
+            # With threads fixed above, the worker may live in the engine core: one process and its imports fewer.
+            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
     def _engine_args(self) -> dict[str, Any]:
         config = self.config

@@ -1,0 +1,101 @@
+"""A run that is told to stop, on the real engine, and goes on; and one that is cut in two with the deterministic engine.
+
+Does not cover: machines that die (kill -9), and a stop in the middle of a very long optimiser step, which is waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import SMALL, Command  # type: ignore[import-not-found]
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+MANY = ["--steps", "100000"]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def start(*flags: str) -> Command:
+    """`winnow train` on the small recipe, with flags."""
+    return Command(["train", *SMALL, *flags])
+
+
+def test_sigterm_writes_a_checkpoint_leaves_no_process_and_resume_goes_on(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    first = start("--run_dir", str(run_dir), *MANY)
+    try:
+        first.until(r"step 2/")
+        first.process.send_signal(signal.SIGTERM)
+        asked = time.monotonic()
+        assert first.end() == 130, first.text
+        assert time.monotonic() - asked < 15.0
+        assert first.left_behind() == []
+        reached = max(row["step"] for row in lines(run_dir / "metrics.jsonl"))
+        assert [p.name for p in (run_dir / "checkpoints").iterdir()] == [f"step-{reached:06d}"]
+
+        again = start("--run_dir", str(run_dir), "--resume", "--steps", str(reached + 2))
+        try:
+            assert again.end() == 0, again.text
+            assert f"resumes at step {reached}" in again.text
+            assert [row["step"] for row in lines(run_dir / "metrics.jsonl")] == list(range(1, reached + 3))
+            last = lines(run_dir / "metrics.jsonl")[-1]
+            assert last["ledger/groups_trained"] == 4 * (reached + 2)
+            assert last["ledger/groups_kept"] == last["ledger/groups_in_flight"] == 0
+        finally:
+            again.kill()
+    finally:
+        first.kill()
+
+
+@pytest.fixture(scope="module")
+def cut_in_two(tmp_path_factory: pytest.TempPathFactory, ray_head: str) -> tuple[Path, Path]:
+    """Five steps at once, and the same in two lives, with the deterministic engine."""
+    folder = tmp_path_factory.mktemp("fake")
+    common = ["--engine", "fake", "--sources", '[{"task": "addition"}]', "--ray_address", ray_head, "--seed", "3"]
+    # The schedule is over --steps, so both lives are told of all five; the first is ended by a signal after its second step.
+    whole = start(*common, "--run_dir", str(folder / "whole"), "--steps", "5")
+    assert whole.end() == 0, whole.text
+    half = start(*common, "--run_dir", str(folder / "halves"), "--steps", "5", "--checkpoint_every", "1", "--keep_checkpoints", "9")
+    half.until(r"step 2/")
+    half.kill()  # hard, wherever it is in step 3 or 4
+    half.end()
+    rest = start(*common, "--run_dir", str(folder / "halves"), "--steps", "5", "--checkpoint_every", "1", "--resume")
+    assert rest.end() == 0, rest.text
+    return folder / "whole", folder / "halves"
+
+
+def test_two_lives_train_what_one_life_trains(cut_in_two: tuple[Path, Path]) -> None:
+    """Bitwise equal weights, metrics (times apart) and ledger."""
+    whole, halves = cut_in_two
+    for name in ("model.safetensors", "config.json"):
+        assert (whole / "exports" / "step-000005" / name).read_bytes() == (halves / "exports" / "step-000005" / name).read_bytes()
+
+    def untimed(row: dict[str, Any]) -> dict[str, Any]:
+        gone = ("time/", "sync/", "mismatch/probe", "tokens/per_second", "run/resident_gb", "buffer/in_flight", "ledger/groups_in_flight")
+        return {k: v for k, v in row.items() if not k.startswith(gone)}
+
+    one, two = lines(whole / "metrics.jsonl"), lines(halves / "metrics.jsonl")
+    assert [r["step"] for r in two] == [1, 2, 3, 4, 5]
+    assert [untimed(r) for r in one] == [untimed(r) for r in two]
+    assert lines(whole / "samples.jsonl") == lines(halves / "samples.jsonl")
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(cut_in_two: tuple[Path, Path], ray_head: str) -> None:
+    _, halves = cut_in_two
+    broken = halves / "checkpoints" / "step-000005" / "controller.json"
+    broken.write_bytes(broken.read_bytes()[:-40])
+    from cluster import checkpoint
+
+    said: list[str] = []
+    saved = checkpoint.newest_good(halves, said.append)
+    assert saved is not None and saved.step == 4
+    assert len(said) == 1 and str(broken) in said[0]
