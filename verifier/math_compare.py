@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
 
 import mpmath
 
 from verifier import math_value
-from verifier.math_forms import Chain, Form, Items, Matrix, Quantity, Ratio, Relation, Union, Words
+from verifier.math_forms import Form, Items, Matrix, Quantity, Ratio, Relation, Words
 from verifier.math_parse import Node, Refused, Unreadable
+from verifier.math_regions import INFINITY, all_of, is_region, is_symbol, region, same_regions, turned, variables
 from verifier.math_text import WORD_CLOSE, WORD_OPEN
 from verifier.math_value import Irrational
-
-INFINITY: Node = ("const", "inf")
 
 
 @dataclass(frozen=True)
@@ -48,10 +45,10 @@ def _same(gold: Form, answer: Form, policy: Policy) -> bool | None:
         return _letters(gold) is not None and _letters(gold) == _letters(answer)
     if policy.candidates == "any" and isinstance(answer, Items) and answer.kind == "list" and not isinstance(gold, Items):
         return _any([same(gold, i, policy) for i in answer.items])
-    if _is_region(gold) or _is_region(answer):
-        a, b = _region(gold), _region(answer)
+    if is_region(gold) or is_region(answer):
+        a, b = region(gold), region(answer)
         if a is not None and b is not None:
-            return _same_regions(a, b)
+            return same_regions(a, b)
     for kind, compare in _BY_KIND:
         if isinstance(gold, kind) and isinstance(answer, kind):
             return compare(gold, answer, policy)
@@ -73,10 +70,6 @@ def _mixed_kinds(gold: Form, answer: Form, policy: Policy) -> bool | None:
 
 def _any(found: Sequence[bool | None]) -> bool | None:
     return True if True in found else None if None in found else False
-
-
-def _all(found: Sequence[bool | None]) -> bool | None:
-    return False if False in found else None if None in found else True
 
 
 def _unwrap(form: Form) -> Form:
@@ -200,7 +193,7 @@ def _bare(items: Items, other: Items) -> Sequence[Form]:
 
 
 def _in_order(gold: Sequence[Form], answer: Sequence[Form], policy: Policy) -> bool | None:
-    return len(gold) == len(answer) and _all([same(g, a, policy) for g, a in zip(gold, answer, strict=True)])
+    return len(gold) == len(answer) and all_of([same(g, a, policy) for g, a in zip(gold, answer, strict=True)])
 
 
 def _in_any_order(gold: Sequence[Form], answer: Sequence[Form], policy: Policy) -> bool | None:
@@ -223,7 +216,7 @@ def _in_any_order(gold: Sequence[Form], answer: Sequence[Form], policy: Policy) 
 def _matrices(gold: Matrix, answer: Matrix, policy: Policy) -> bool | None:
     if gold.bars != answer.bars or [len(r) for r in gold.rows] != [len(r) for r in answer.rows]:
         return False
-    return _all([_in_order(g, a, policy) for g, a in zip(gold.rows, answer.rows, strict=True)])
+    return all_of([_in_order(g, a, policy) for g, a in zip(gold.rows, answer.rows, strict=True)])
 
 
 def _ratios(gold: Ratio, answer: Ratio, policy: Policy) -> bool | None:
@@ -232,34 +225,20 @@ def _ratios(gold: Ratio, answer: Ratio, policy: Policy) -> bool | None:
     if gold.unit and answer.unit and gold.unit != answer.unit:
         return False
     g, a = [q.node for q in gold.items], [q.node for q in answer.items]
-    return _all([math_value.equal(("mul", g[i], a[0]), ("mul", g[0], a[i])) for i in range(1, len(g))])
+    return all_of([math_value.equal(("mul", g[i], a[0]), ("mul", g[0], a[i])) for i in range(1, len(g))])
 
 
 # -- relations -----------------------------------------------------------------------------------------------------------------
 
 
-def _is_symbol(q: Quantity) -> bool:
-    try:
-        return q.node[0] == "sym" or (q.node[0] == "const" and q.node[1] in "ei")
-    except Unreadable:
-        return False
-
-
-def _turned(r: Relation) -> Relation:
-    """`5 = x` as `x = 5`."""
-    if isinstance(r.right, Quantity) and _is_symbol(r.right) and not _is_symbol(r.left):
-        return Relation(r.right, r.op.translate(str.maketrans("<>", "><")), r.left)
-    return r
-
-
 def _relations(gold: Relation, answer: Relation, policy: Policy) -> bool | None:
-    gold, answer = _turned(gold), _turned(answer)
-    if gold.op == answer.op and _is_symbol(gold.left) and _is_symbol(answer.left):
+    gold, answer = turned(gold), turned(answer)
+    if gold.op == answer.op and is_symbol(gold.left) and is_symbol(answer.left):
         if gold.left.node == answer.left.node:
             first = same(gold.right, answer.right, policy)
             if first or not isinstance(gold.right, Quantity):
                 return first
-        elif gold.op == "=" and not _variables(gold.right) and not _variables(answer.right):
+        elif gold.op == "=" and not variables(gold.right) and not variables(answer.right):
             return False
     if not isinstance(gold.right, Quantity) or not isinstance(answer.right, Quantity):
         return False
@@ -270,104 +249,20 @@ def _relations(gold: Relation, answer: Relation, policy: Policy) -> bool | None:
     return gold.op == (answer.op if sign > 0 else answer.op.translate(str.maketrans("<>", "><")))
 
 
-def _variables(form: Form) -> set[str]:
-    return math_value.symbols(form.node) if isinstance(form, Quantity) else set()
-
-
 def _one_relation(gold: Form, answer: Form, policy: Policy) -> bool | None:
     """`x = 5` and 5 are the same; so are `2 + 3 = 5` and 5, but not `2 + 2 = 5`."""
     relation, other, flip = (gold, answer, False) if isinstance(gold, Relation) else (answer, gold, True)
     assert isinstance(relation, Relation)
-    relation = _turned(relation)
+    relation = turned(relation)
     if relation.op != "=":
         return False
-    if not _is_symbol(relation.left):
+    if not is_symbol(relation.left):
         if not isinstance(relation.right, Quantity) or math_value.symbols(relation.left.node):
             return False
         true = math_value.equal(relation.left.node, relation.right.node)
         if not true:
             return true
     return same(other, relation.right, policy) if flip else same(relation.right, other, policy)
-
-
-# -- regions of the line -------------------------------------------------------------------------------------------------------
-
-
-class _Piece(NamedTuple):
-    low: Node
-    low_closed: bool
-    high: Node
-    high_closed: bool
-
-
-def _is_region(form: Form) -> bool:
-    if isinstance(form, Relation):
-        return form.op != "="
-    if isinstance(form, Items) and form.kind == "list":
-        return any(isinstance(i, Relation) and i.op != "=" for i in form.items)
-    return isinstance(form, Chain | Union) or (isinstance(form, Quantity) and form.text.replace(" ", "") == r"\mathbb{R}")
-
-
-def _region(form: Form) -> list[_Piece] | None:
-    """The pieces of the line that `form` stands for, None when it is something else."""
-    if isinstance(form, Quantity):
-        return [_Piece(("neg", INFINITY), False, INFINITY, False)] if form.text.replace(" ", "") == r"\mathbb{R}" else None
-    if isinstance(form, Items):
-        return _items_region(form)
-    if isinstance(form, Chain):
-        if not _is_symbol(form.middle):
-            return None
-        return [_Piece(form.low.node, form.first == "<=", form.high.node, form.second == "<=")]
-    if isinstance(form, Relation):
-        form = _turned(form)
-        if not _is_symbol(form.left) or not isinstance(form.right, Quantity) or _variables(form.right):
-            return None
-        end, closed = form.right.node, form.op.endswith("=") and form.op != "!="
-        below = _Piece(("neg", INFINITY), False, end, closed)
-        above = _Piece(end, closed, INFINITY, False)
-        return {"<": [below], ">": [above], "!": [below, above]}.get(form.op[0])
-    if isinstance(form, Union):
-        parts = [_region(p) for p in form.parts]
-        return None if any(p is None for p in parts) else [piece for p in parts if p for piece in p]
-    return None
-
-
-def _items_region(form: Items) -> list[_Piece] | None:
-    if form.kind == "tuple" and len(form.items) == 2 and all(isinstance(i, Quantity) for i in form.items):
-        low, high = (i.node for i in form.items if isinstance(i, Quantity))
-        return [_Piece(low, form.open == "[", high, form.close == "]")]
-    if form.kind == "set":
-        nodes = [i.node for i in form.items if isinstance(i, Quantity)]
-        return [_Piece(n, True, n, True) for n in nodes] if len(nodes) == len(form.items) else None
-    parts = [_region(i) for i in form.items]
-    if form.kind != "list" or any(p is None or len(p) != 1 for p in parts):
-        return None
-    pieces = [p[0] for p in parts if p]
-    if len(pieces) == 2:  # `x > 0, x < 5` is one piece, `x < 0 or x > 5` are two
-        low = next((p for p in pieces if p.high == INFINITY), None)
-        high = next((p for p in pieces if p.low == ("neg", INFINITY)), None)
-        if low and high:
-            a, b = math_value.number(low.low), math_value.number(high.high)
-            if a is not None and b is not None and a < b:
-                return [_Piece(low.low, low.low_closed, high.high, high.high_closed)]
-    return pieces
-
-
-def _same_regions(gold: list[_Piece], answer: list[_Piece]) -> bool | None:
-    if len(gold) != len(answer):
-        return False
-    found = []
-    for g, a in zip(_sorted(gold), _sorted(answer), strict=True):
-        found += [g.low_closed == a.low_closed, g.high_closed == a.high_closed]
-        found += [_values(x, y, Policy()) for x, y in ((g.low, a.low), (g.high, a.high))]
-    return _all(found)
-
-
-def _sorted(pieces: list[_Piece]) -> list[_Piece]:
-    ends = [mpmath.ninf if p.low == ("neg", INFINITY) else math_value.number(p.low) for p in pieces]
-    if any(e is None for e in ends):
-        return pieces
-    return [p for _, _, p in sorted(zip(ends, itertools.count(), pieces, strict=False), key=lambda t: t[:2])]
 
 
 _BY_KIND: tuple[tuple[type, Callable[..., bool | None]], ...] = (

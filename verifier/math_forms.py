@@ -112,11 +112,16 @@ _MATRIX = re.compile(
     r"\\begin ?\{(p|b|B|v|small|)(?:matrix|array)\}(?: ?\{[lcr| ]*\})?(.*)\\end ?\{(?:p|b|B|v|small|)(?:matrix|array)\}", re.DOTALL
 )
 _AND = re.compile(
-    rf"(?:, *)?{WORD_OPEN} *(?:and|or|und|oder) *{WORD_CLOSE}|\\lor(?![a-z])|\\land(?![a-z])| or (?=[^a-z]|[a-z] ?=)| and (?=[^a-z]|[a-z] ?=)"
+    rf"(?:, *)?{WORD_OPEN} *(?:and|or|und|oder) *{WORD_CLOSE}"
+    r"|\\lor(?![a-z])|\\land(?![a-z])| or (?=[^a-z]|[a-z] ?=)| and (?=[^a-z]|[a-z] ?=)"
 )
 _COMMAS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
 _OPS = {"=": "=", "<": "<", ">": ">", r"\lt": "<", r"\gt": ">", r"\le": "<=", r"\ge": ">=", r"\ne": "!="}
 _OP = re.compile(r"\\(?:le|ge|ne|lt|gt)(?![a-zA-Z])|[=<>]")
+_NAME = re.compile(
+    r"\|?m? ?(?:\\(?:angle|triangle|overline|widehat|vec|bar|hat|overrightarrow)\s*)?\{?\s*(?:[A-Z]{2,4}|(?<=[le{ ])[A-Z])'?\s*\}?\|?"
+    r"|(?:[A-Za-z]|\\[a-z]+)'?\s*[(\[][A-Za-z0-9, |\\]*[)\]]|\\frac\{d ?[a-z]?\}\{d ?[a-z]\}|\([a-z](?:, ?[a-z])+\)"
+)
 _IN = re.compile(r"^\s*[a-zA-Z](?:_\{?\w+\}?)?\s*\\in(?![a-z])\s*")
 _LABEL = re.compile(r"^\s*(?:[a-zA-Z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*\(\s*[a-z](?:\s*,\s*[a-z])*\s*\)\s*=(?!=)")
 _PLAIN = re.compile(r"[-+]? ?(?:[0-9.,/ ]|\\frac|[{}])+")
@@ -245,7 +250,7 @@ def _relation(text: str, budget: _Budget) -> list[Form]:
     right = _read(sides[-1], budget)
     left = sides[0] if len(ops) == 1 or re.fullmatch(r"[a-zA-Z](_\{?\w+\}?)?", sides[0]) else sides[-2]
     named = _WORDS_FIRST.match(left) or (WORD_OPEN in left)
-    if named and signs == ["="] and not re.search(r"[0-9]", left):
+    if set(signs) == {"="} and ((named and not re.search(r"[0-9]", left)) or _NAME.fullmatch(left)):
         return right
     return [Relation(Quantity(left), signs[-1], r) for r in right[:1]]
 

@@ -10,6 +10,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
+from verifier.math_text import GREEK
 from verifier.quantity import MAX_DIGITS
 
 Node = tuple[Any, ...]
@@ -31,59 +32,20 @@ _TOKEN = re.compile(
     r"\s*(?:(?P<num>(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3}(?![0-9a-zA-Z]))?)|(?P<cmd>\\[a-zA-Z]+|\\[|{}])|(?P<name>[a-zA-Z]+)|(?P<op>[-+*/^_!%(){}\[\]|,'=]))"
 )
 FUNCTIONS = {
-    "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "log", "ln", "lg", "exp", "abs", "floor", "ceil",
-    "gcd", "lcm", "max", "min", "sqrt", "cbrt",
+    "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "log", "ln", "lg", "exp", "abs",
+    "floor", "ceil", "gcd", "lcm", "max", "min", "sqrt", "cbrt",
 }  # fmt: skip
 _ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "infinity": "infty", "oo": "infty", "inf": "infty"}
-GREEK = set(
-    [
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "epsilon",
-        "zeta",
-        "eta",
-        "theta",
-        "iota",
-        "kappa",
-        "lambda",
-        "mu",
-        "nu",
-        "xi",
-        "rho",
-        "sigma",
-        "tau",
-        "upsilon",
-        "phi",
-        "chi",
-        "psi",
-        "omega",
-    ]
-)
-GREEK |= {
-    "varepsilon",
-    "vartheta",
-    "varphi",
-    "Gamma",
-    "Delta",
-    "Theta",
-    "Lambda",
-    "Xi",
-    "Pi",
-    "Sigma",
-    "Phi",
-    "Psi",
-    "Omega",
-    "ell",
-    "hbar",
-}
+_NAMES = "varepsilon vartheta varphi Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar"
+LETTERS = (set(GREEK) - {"omicron", "pi"}) | set(_NAMES.split(" "))
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 _IGNORED = {r"\displaystyle", r"\quad"}
 _MIXED = re.compile(
-    r"(?<![0-9.^_/}])(?<![\^_] )([0-9]+) *\\frac *\{? *([0-9]+) *\}? *\{ *([0-9]+) *\}|(?<![0-9./^_}])([0-9]+) +([0-9]+) ?/ ?([0-9]+)(?![0-9.])"
+    r"(?<![0-9.^_/}])(?<![\^_] )([0-9]+) *\\frac *\{? *([0-9]+) *\}? *\{ *([0-9]+) *\}"
+    r"|(?<![0-9./^_}])([0-9]+) +([0-9]+) ?/ ?([0-9]+)(?![0-9.])"
 )
 _SHORT = re.compile(r"(?<![0-9.^_/}])(?<![\^_] )([0-9]+) *\\frac *([0-9]) *([0-9])(?![0-9])")
+_REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\(?:overline|bar|dot) *\{? *([0-9]+) *\}?")
 _TIMES_TEN = re.compile(r"(?<=[0-9]) ?[xX] ?(?=10 ?\^)")
 
 
@@ -93,7 +55,16 @@ def parse(text: str) -> Node:
         raise Refused("too long")
     text = _TIMES_TEN.sub(r"\\times ", text)
     text = _SHORT.sub(r"\1\\frac{\2}{\3}", text)
-    return _Parser(_MIXED.sub(_mixed, text)).whole()
+    return _Parser(_MIXED.sub(_mixed, _REPEATING.sub(_repeating, text))).whole()
+
+
+def _repeating(m: re.Match[str]) -> str:
+    r"""`0.1\overline{6}` as a fraction."""
+    whole, fixed, period = m.groups()
+    if len(whole) + len(fixed) + len(period) > MAX_DIGITS:
+        raise Refused("too many digits")
+    bottom = 10 ** len(fixed) * (10 ** len(period) - 1)
+    return f"({int(whole + fixed + period) - int((whole or '0') + fixed)}/{bottom})"
 
 
 def _mixed(m: re.Match[str]) -> str:
@@ -130,7 +101,7 @@ def _tokens(text: str) -> list[str]:
 def _names(run: str) -> list[str]:
     """A run of letters: a known name, or a product of at most three letters, perhaps with a known name at its end (`xsin`)."""
     run = _ALIASES.get(run, run)
-    if run in FUNCTIONS or run in GREEK or run in ("pi", "infty", "deg"):
+    if run in FUNCTIONS or run in LETTERS or run in ("pi", "infty", "deg"):
         return ["\\" + run]
     for n in (6, 5, 4, 3, 2):
         if len(run) > n and (run[-n:] in FUNCTIONS or run[-n:] in ("pi", "theta")):
@@ -205,7 +176,7 @@ class _Parser:
             return False
         if token[0] == "\\":
             name = token[1:]
-            return name in FUNCTIONS or name in GREEK or name in ("pi", "infty", "frac", "sqrt", "binom", "lfloor", "lceil")
+            return name in FUNCTIONS or name in LETTERS or name in ("pi", "infty", "frac", "sqrt", "binom", "lfloor", "lceil")
         return token[0].isalnum() or token[0] == "." or token in ("(", "{")
 
     def signed(self) -> Node:
@@ -323,7 +294,7 @@ class _Parser:
             return ("fn", "floor" if name == "lfloor" else "ceil", node)
         if name in FUNCTIONS:
             return self.function(name)
-        if name in GREEK:
+        if name in LETTERS:
             return self.symbol(name)
         raise Unreadable(f"\\{name}")
 

@@ -1,4 +1,4 @@
-"""math-verify for what our own comparison cannot read, behind gates: the text is never evaluated as a program, and long computations are refused.
+"""math-verify for what our own comparison cannot read, behind gates: no text is evaluated as a program, long computations are refused.
 
 Its own timeouts are off: the pool's deadline holds.
 """
@@ -19,7 +19,9 @@ MAX_CHARACTERS = 400
 MAX_OPERATIONS = 150
 MAX_EXPONENT = 64
 MAX_NESTING = 24
-_REFUSED = re.compile(r"\\(?:int|iint|oint|sum|prod|lim|limsup|liminf|binom|det|partial|nabla|bigcup|bigcap)(?![a-zA-Z])|!")
+_REFUSED = re.compile(
+    r"\\(?:int|iint|oint|sum|prod|lim|limsup|liminf|binom|det|partial|nabla|bigcup|bigcap|ldots|cdots|dots)(?![a-zA-Z])|!|\.\.|__"
+)
 _DIGITS = re.compile(r"[0-9]{40,}")
 _EXPONENT = re.compile(r"\^ *(?:\{ *)?[-+]?([0-9]+)")
 _TOWER = re.compile(r"\^ *\{?[^{}^]*\^|(?:\^.*){12}")

@@ -17,33 +17,11 @@ _VULGAR = {
     "½": (1, 2), "⅓": (1, 3), "⅔": (2, 3), "¼": (1, 4), "¾": (3, 4), "⅕": (1, 5), "⅖": (2, 5), "⅗": (3, 5), "⅘": (4, 5),
     "⅙": (1, 6), "⅚": (5, 6), "⅐": (1, 7), "⅛": (1, 8), "⅜": (3, 8), "⅝": (5, 8), "⅞": (7, 8), "⅑": (1, 9), "⅒": (1, 10),
 }  # fmt: skip
-_GREEK = [
-    "alpha",
-    "beta",
-    "gamma",
-    "delta",
-    "epsilon",
-    "zeta",
-    "eta",
-    "theta",
-    "iota",
-    "kappa",
-    "lambda",
-    "mu",
-    "nu",
-    "xi",
-    "omicron",
-    "pi",
-    "rho",
-    "sigma",
-    "tau",
-    "upsilon",
-    "phi",
-    "chi",
-    "psi",
-    "omega",
-]
-_LETTERS = dict(zip("αβγδεζηθικλμνξοπρστυφχψω", _GREEK, strict=True)) | {"Γ": "Gamma", "Δ": "Delta", "Σ": "Sigma", "Ω": "Omega", "Φ": "Phi"}
+GREEK = [
+    "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu", "xi", "omicron", "pi",
+    "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega",
+]  # fmt: skip
+_LETTERS = dict(zip("αβγδεζηθικλμνξοπρστυφχψω", GREEK, strict=True)) | {"Γ": "Gamma", "Δ": "Delta", "Σ": "Sigma", "Ω": "Omega", "Φ": "Phi"}
 _SYMBOLS = {
     "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "∗": "*", "⁄": "/", "∕": "/", "√": r"\√", "∛": r"\∛",
     "∞": r"\infty ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "≈": "=", "±": r"\pm ", "∓": r"\mp ",
@@ -59,7 +37,7 @@ _DRESS = re.compile(
     r"\\(?:left|right|bigl|bigr|Bigl|Bigr|biggl|biggr|Biggl|Biggr|big|Big|bigg|Bigg|displaystyle|textstyle|limits|nolimits|mathstrut|strut|hfill"
     r"|noindent|quad|qquad|thinspace|enspace|hspace\*?\{[^{}]*\}|phantom\{[^{}]*\}|vphantom\{[^{}]*\})(?![a-zA-Z])\.?"
 )
-_SPACE = re.compile(r"\\[,;:!> ]|~|\\hskip[0-9a-z. ]*")
+_SPACE = re.compile(r"(\\\\)|\\[,;:!> ]|~|\\hskip[0-9a-z. ]*")
 _DELIMITERS = re.compile(r"\\[()\[\]]|(?<!\\)\$")
 _STYLE = re.compile(
     r"\\(?:mathbf|boldsymbol|bm|mathit|mathsf|mathtt|mathnormal|bf|it|rm|ensuremath|mathop|underline|overbrace|pmb)(?![a-zA-Z])"
@@ -67,31 +45,13 @@ _STYLE = re.compile(
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|textup|emph|mbox|hbox|mathrm|operatorname\*?)\s*\{([^{}]*)\}")
 _MATHY = re.compile(r"[^a-zA-Z]*|\(?[A-Za-z]\)?\s*[.:)]?|(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp|gcd|lcm)h?")
 _WORDS = {
-    "inches",
-    "in",
-    "ft",
-    "feet",
-    "foot",
-    "cm",
-    "mm",
-    "km",
-    "kg",
-    "mg",
-    "lb",
-    "lbs",
-    "oz",
-    "mph",
-    "min",
-    "hr",
-    "hrs",
-    "sec",
-    "ml",
-    "and",
-    "or",
-}
-_KNOWN = set(_GREEK) | {
+    "inches", "in", "ft", "feet", "foot", "cm", "mm", "km", "kg", "mg", "lb", "lbs", "oz", "mph", "min", "hr",
+    "hrs", "sec", "ml", "and", "or",
+}  # fmt: skip
+_KNOWN = set(GREEK) | {
     "sqrt", "frac", "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
-    "log", "ln", "exp", "abs", "floor", "ceil", "gcd", "lcm", "binom", "infinity", "infty", "oo", "inf", "sqr", "root", "cbrt", "max", "min",
+    "log", "ln", "exp", "abs", "floor", "ceil", "gcd", "lcm", "binom", "infinity", "infty", "oo", "inf", "sqr", "root",
+    "cbrt", "max", "min",
 }  # fmt: skip
 _PLAIN_WORDS = re.compile(r"(?<![\\a-zA-Z_])[a-zA-Z]{2,}(?:[-' ]+[a-zA-Z]+)*(?![a-zA-Z(])")
 _ONE_LETTER_UNIT = re.compile(r"^([-+]?[0-9][0-9.,/]*) +([mgshLlNJWVKA])$")
@@ -109,19 +69,19 @@ def tidy(text: str) -> str:
     text = re.sub(r"(?<![\w$\\])\$\s*(?=[0-9][0-9,.]*\s*$)", WORD_OPEN + "dollars" + WORD_CLOSE, text)
     for a, b in ((r"\dfrac", r"\frac"), (r"\tfrac", r"\frac"), (r"\cfrac", r"\frac"), (r"\dbinom", r"\binom"), (r"\tbinom", r"\binom")):
         text = text.replace(a, b)
-    for a, b in ((r"\leq", r"\le"), (r"\geq", r"\ge"), (r"\neq", r"\ne")):
-        text = re.sub(re.escape(a) + r"(?:slant)?(?![a-zA-Z])", lambda m, b=b: b + " ", text)
+    text = re.sub(r"\\(le|ge|ne)q(?:slant)?(?![a-zA-Z])", r"\\\1 ", text)
     text = re.sub(r"\\(?:le|ge)qslant", lambda m: m.group()[:3] + " ", text)
     text = text.replace(r"\varnothing", r"\emptyset ").replace(r"\approx", "=").replace(r"\degree", r"^{\circ}").replace(r"\lvert", "|")
     text = text.replace(r"\rvert", "|").replace(r"\vert", "|").replace(r"\mid", "|").replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
     text = text.replace("**", "^") if re.search(r"[0-9a-z)]\*\*[0-9a-z(]", text) else text.replace("**", "")
     text = _DRESS.sub(" ", _DELIMITERS.sub("", text))
     text = _thousands(text)
-    text = _STYLE.sub("", _SPACE.sub(" ", text))
+    text = _STYLE.sub("", _SPACE.sub(lambda m: m.group(1) or " ", text))
     for _ in range(3):
         text = _TEXT.sub(_text, text)
     text = _ONE_LETTER_UNIT.sub(rf"\1{WORD_OPEN}\2{WORD_CLOSE}", text.strip())
     text = _PLAIN_WORDS.sub(_word, text)
+    text = re.sub(r"^\s*=", "", text)
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"\\deg ", text)
     text = _POWERED.sub(rf"{WORD_OPEN}\1^\2{WORD_CLOSE}", text)
     text = _OVER.sub("/", text)
@@ -248,6 +208,8 @@ def split(text: str, separators: str = ",") -> list[str]:
             depth += 1
         elif c in ")}]" + WORD_CLOSE:
             depth -= 1
+            if depth < 0:
+                return [text]
         elif depth == 0 and c in separators:
             parts.append(text[last:i])
             last = i + 1

@@ -59,7 +59,10 @@ _FOREIGN_GALLON = {"gallon", "gal", "quart", "pint"}
 
 @dataclass(frozen=True)
 class Unit:
-    """`kinds`: how often each kind of quantity counts, e.g. (("length", 1), ("time", -1)). `factor`: to the base of these. `scale`: million and such."""
+    """A unit: `kinds` says how often each kind of quantity counts, e.g. (("length", 1), ("time", -1)), `factor` leads to the base of these.
+
+    `scale`: million and such.
+    """
 
     kinds: tuple[tuple[str, int], ...]
     factor: Fraction

@@ -1,7 +1,8 @@
 """Are two formulas equal? Exactly for rational ones, to 400 digits for the rest, in bounded time for all.
 
-A formula of + − × ÷ and whole powers is evaluated in a finite field of about 2^127 elements at random points: no number ever grows, and two different
-formulas agree by chance once in 10^35 (Schwartz 1980; Zippel 1979). All others are evaluated by mpmath at random points, first to 80 digits, then to 400.
+A formula of + − × ÷ and whole powers is evaluated in a finite field of about 2^127 elements at a random point: no number ever grows, and
+two different formulas agree by chance once in 10^35 (Zippel 1979; Schwartz 1980). All others are evaluated by mpmath at random points,
+first to 80 digits, then to 400.
 """
 
 from __future__ import annotations

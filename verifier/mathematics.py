@@ -1,8 +1,9 @@
 r"""`math`: is the final answer of a response the gold answer, whatever way it is written?
 
-First an exact comparison of our own (`math_text` tidies, `math_forms` finds the structure, `math_value` compares values), then math-verify for what
-that cannot read. Options, each with its default: `final` = "last" | "box" | "only_box" | "anywhere"; `candidates` = "wrong" | "any";
-`tolerance` = 0; `rounding` = false; `percent` = "equal" | "strict"; `degrees` = "equal" | "strict"; `factored` = "keep" | "expand".
+First an exact comparison of our own (`math_text` tidies, `math_forms` finds the structure, `math_value` compares values), then math-verify
+for what that cannot read. Options, each with its default first: `final` = "last" | "box" | "only_box" | "anywhere";
+`candidates` = "wrong" | "any"; `tolerance` = 0; `rounding` = false; `percent` = "equal" | "strict"; `degrees` = "equal" |
+"strict"; `factored` = "keep" | "expand".
 """
 
 from __future__ import annotations
@@ -22,11 +23,9 @@ MAX_NESTING = 64
 _LAST = ("last", "box", "only_box", "anywhere")
 _BETWEEN_BOXES = re.compile(r"[\s,;.$&\\()\[\]-]*(?:(?:or|and|maybe|perhaps|either|also|,)[\s,;.$\\()\[\]]*)*", re.IGNORECASE)
 _BOX_START = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_MARKED = re.compile(
-    r"(?:^|\n|\\\[|[*#_>(\[]|\. )[ \t*#_>(\[]*(?:the )?(?:final )?answer[ \t]*[*_]*[ \t]*[:=][ \t*_]*([^\n]*)", re.IGNORECASE
-)
+_MARKED = re.compile(r"(?<![a-zA-Z])(?:final )?answer[ \t]*[*_]*[ \t]*[:=][ \t*_]*([^\n]*)", re.IGNORECASE)
 _SAID = re.compile(r"\b(?:final answer|answer) is[: \t*_]*([^\n]*)", re.IGNORECASE)
-_CHOICE = re.compile(r"(?:option|choice|answer)?\s*(?:\(\s*([A-Z])\s*\)|([A-Z])\s*(?=$|[.):,]))(.*)", re.DOTALL)
+_CHOICE = re.compile(r"(?:(?i:option|choice|answer)\s)?\s*(?:\(\s*([A-Z])\s*\)|([A-Z])\s*(?=$|[.):,]))(.*)", re.DOTALL)
 _OPTION = re.compile(r"(?<![a-zA-Z\\])\(?[A-J]\)?(?![a-zA-Z'])")
 _POLICY = ("tolerance", "rounding", "percent", "degrees", "candidates", "factored")
 
@@ -72,8 +71,9 @@ def _gold(gold: str) -> str | None:
 def final_answer(text: str, final: str = "last") -> str | None:
     r"""The final answer of a response, by the policy `final`.
 
-    "last": the last box, or what stands behind a later `Answer:`; without a box, behind the last `Answer:` or `answer is`. Boxes next to each other
-    are one answer with several parts. "box": no box, no answer. "only_box": several different boxes are no answer. "anywhere": else the last number.
+    "last": the last box, or what stands behind a later `Answer:`; without a box, behind the last `Answer:` or `answer is`. Boxes that stand
+    next to each other are one answer with several parts. "box": no box, no answer. "only_box": several different boxes are no answer.
+    "anywhere": else the last number.
     """
     found = boxes(text)
     if final == "only_box":
@@ -116,7 +116,7 @@ def _run_of_boxes(text: str, found: list[str]) -> str:
 
 def _line(text: str) -> str | None:
     """A marked answer without its dress; None when nothing is left."""
-    text = text.strip().strip("*_ \t")
+    text = re.split(r"\s(?:because|since|which|as)\s", text.strip().strip("*_ \t"), maxsplit=1)[0]
     text = re.sub(r"\s*(?:\\\]|\\\)|\])\s*$", "", text).strip().strip("*_ \t").rstrip(".").strip()
     text = re.split(r"(?<=[a-zA-Z0-9$)}])\. +(?=[A-Z])", text)[0]
     if text.count("$") == 2 and text.startswith("$"):
