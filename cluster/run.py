@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import signal
 import time
 from collections.abc import Awaitable, Mapping
@@ -13,29 +11,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import ray
 
-from cluster import checkpoint, load, metrics, placement
+from cluster import checkpoint, load, placement
 from cluster.check import raise_first
 from cluster.config import RunConfig
 from cluster.display import Display
 from cluster.evaluate import EvalStats, Evaluator
-from cluster.ledger import append_snapshot
-from cluster.loop import Loop, RunFailed, StepReport
+from cluster.loop import Loop, RunFailed
 from cluster.prepare import Prepared, prepare, transfer_backend, warmup_examples
+from cluster.record import Recorder
 from cluster.runfolder import RunFolder, write_json
 from cluster.services import Services, as_coroutine, create, verifier_names
-from cluster.sinks import Sinks, sample_row
-from cluster.weights import WeightSync
+from cluster.weights import WeightError, WeightSync
 from learner.buffer import SamplingBuffer
 from learner.buffer_records import RefillError
+from rollout.errors import UserError
 from rollout.records import Sampling
 
 PROBE_PROMPTS, PROBE_ANSWERS, PROBE_TOKENS = 4, 4, 256
 TOLERANCE = {"float32": 1e-4}  # nats, mean difference of engine and learner; 16-bit engines round
 TOLERANCE_16_BITS = 0.05
-INTERRUPTED = 130  # exit code after SIGINT or SIGTERM
+FAILED, INTERRUPTED = 1, 130  # exit codes: the run could not go on; SIGINT or SIGTERM
 
 
 @dataclass(frozen=True)
@@ -76,18 +73,11 @@ class Session:
         self.cfg = cfg
         self.folder = folder
         self.run_dir = folder.path
-        self.seconds = {"setup": seconds_setup}
         self.summary: dict[str, Any] = {}
         self.display = Display.open(cfg.log.display)
-        self.began = time.monotonic()
-        self.started = time.monotonic()
-        self.accuracy: dict[str, float] = {}
-        self.best: tuple[float, int] = (-1.0, -1)
-        self.last: dict[str, float] = {}
-        self.probe: dict[str, float] = {}
+        self.record = Recorder(cfg, folder.path, self.display, seconds_setup)
         self.services: Services | None = None
         self.places: placement.Places | None = None
-        self.sinks: Sinks | None = None
         self.loop: Loop | None = None
         self.work: asyncio.Task[None] | None = None
         self.tokenizer_folder = ""
@@ -106,9 +96,15 @@ class Session:
             await self.work
         except asyncio.CancelledError:
             code = INTERRUPTED
-        except (RunFailed, RefillError) as error:
+        except (RunFailed, RefillError, WeightError) as error:
             self.display.note(str(error))
-            code = 1
+            code = FAILED
+        except ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, UserError):  # found where the model lies, by the actor that loads it
+                raise UserError(str(cause)) from None
+            self.display.note(self.post_mortem(error))
+            code = FAILED
         finally:
             await self.down()
         if self.stop_signal:
@@ -116,6 +112,12 @@ class Session:
             code = INTERRUPTED
         self.display.close()
         return code
+
+    def post_mortem(self, error: BaseException) -> str:
+        """What to say when an actor died or raised; the whole of it goes to error.txt."""
+        (self.run_dir / "error.txt").write_text(str(error), encoding="utf-8")
+        last = str(error).strip().splitlines()[-1]
+        return f"the run ends: {last} (all of it is in {self.run_dir / 'error.txt'}); go on with --resume --run_dir {self.run_dir}"
 
     def on_signal(self, number: int) -> None:
         """First: end in order. Second: end now."""
@@ -131,8 +133,7 @@ class Session:
         """End actors, sinks and Ray."""
         if self.services is not None:
             await self.services.stop()
-        if self.sinks is not None:
-            self.sinks.close()
+        self.record.close()
         if ray.is_initialized():
             placement.leave(self.places)
 
@@ -147,14 +148,7 @@ class Session:
         self.tokenizer_folder = prepared.tokenizer_folder
         for note in prepared.notes:
             self.display.note(note)
-        self.sinks = Sinks.open(
-            self.run_dir,
-            cfg.log,
-            cfg.model_dump(mode="json"),
-            resume_step=(saved.step if saved else 0) if cfg.resume else None,
-            name=self.run_dir.name,
-            note=self.display.note,
-        )
+        self.record.open((saved.step if saved else 0) if cfg.resume else None)
         self.display.phase("starting the actors")
         services = await self.start(prepared)
         if saved is not None:
@@ -182,7 +176,7 @@ class Session:
         await services.each(services.verifiers, "ready")
         address, port = await as_coroutine(services.ranks[0].address.remote())
         await self.within("learner ranks", services.each(services.ranks, "start", address, port))
-        self.seconds["start_learner"] = time.monotonic() - self.began
+        self.record.seconds["start_learner"] = self.record.elapsed()
         return services
 
     async def start_engines(self, services: Services) -> None:
@@ -191,8 +185,8 @@ class Session:
         self.hosts = [s["host"] for s in started]
         for pids in await services.each([*services.engines, *services.ranks, *services.verifiers], "pids"):
             services.pids.update(pids)
-        self.seconds["start_engines"] = time.monotonic() - self.began
-        self.display.note(f"engines are ready after {self.seconds['start_engines']:.0f} s")
+        self.record.seconds["start_engines"] = self.record.elapsed()
+        self.display.note(f"engines are ready after {self.record.elapsed():.0f} s")
 
     async def within(self, what: str, work: Awaitable[Any]) -> Any:
         """The work, or RunFailed when it takes longer than `start_timeout`."""
@@ -218,8 +212,8 @@ class Session:
         done = (await calls)[0]
         self.display.progress("warm-up", steps, steps)
         await services.each(services.ranks, "export", str(prepared.warm_folder), "float32", prepared.tokenizer_folder)
-        self.seconds["warmup"] = time.monotonic() - started
-        self.display.note(f"warm-up took {self.seconds['warmup']:.0f} s; its last loss is {done[-1].loss:.3f} nats a token")
+        self.record.seconds["warmup"] = time.monotonic() - started
+        self.display.note(f"warm-up took {self.record.seconds['warmup']:.0f} s; its last loss is {done[-1].loss:.3f} nats a token")
 
     async def check_logprobs(self, prepared: Prepared, services: Services) -> None:
         """The log-probability contract: engines and learner see the same distribution. Raises RunFailed when they do not."""
@@ -235,7 +229,7 @@ class Session:
         if not differences or cfg.rollout.engine == "fake":
             return
         flat = np.concatenate(differences)
-        self.probe = {"probe_mean_abs": float(flat.mean()), "probe_max_abs": float(flat.max())}
+        self.record.probe = {"probe_mean_abs": float(flat.mean()), "probe_max_abs": float(flat.max())}
         tolerance = cfg.rollout.logp_tolerance or TOLERANCE.get(cfg.rollout.engine_dtype, TOLERANCE_16_BITS)
         by = f"{flat.mean():.1e} in the mean, {flat.max():.1e} at most, over {flat.size} tokens"
         text = f"log-probabilities of engine and learner differ by {by}"
@@ -268,7 +262,7 @@ class Session:
             buffer,
             sync,
             evaluator,
-            report=self.report,
+            report=lambda report: self.record.step(report, buffer.ledger, sync.attempt),
             evaluated=self.evaluated,
             checkpoint=self.save,
             stages=self.display.stages,
@@ -278,23 +272,24 @@ class Session:
         elif evaluator.prompts:
             self.display.phase("evaluating before training")
             await self.evaluated(0, await evaluator.run())
-        self.seconds["start"] = time.monotonic() - self.began - self.seconds.get("warmup", 0.0)
+        self.record.seconds["start"] = self.record.elapsed() - self.record.seconds.get("warmup", 0.0)
         self.loop = loop
         self.display.phase("training")
-        self.started = time.monotonic()
+        started = time.monotonic()
         try:
             await loop.run()
-        except BaseException:
-            self.loop = None
+        except (RunFailed, RefillError):
+            await self.save()
             raise
         finally:
-            self.seconds["rl"] = self.seconds.get("rl", 0.0) + time.monotonic() - self.started
+            self.record.seconds["rl"] += time.monotonic() - started
         await self.save()
         if self.stop_signal:
             return
         export = self.run_dir / "exports" / f"step-{loop.step:06d}"
         await services.each(services.ranks, "export", str(export), cfg.log.export_dtype, prepared.tokenizer_folder)
-        self.summarise(export)
+        self.summary = self.record.summary(loop.step, export)
+        self.folder.write_summary(self.summary)
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -311,10 +306,7 @@ class Session:
             "buffer": loop.buffer.state(),
             "stream": loop.stream.state(),
             "prompts": [checkpoint.prompt_json(p) for _, p in sorted(loop.prompts.items())],
-            "accuracy": self.accuracy,
-            "best": list(self.best),
-            "last": self.last,
-            "seconds": self.seconds,
+            "record": self.record.state(),
         }
         await asyncio.to_thread(checkpoint.finish, self.run_dir, step, controller, groups, self.cfg.log.keep_checkpoints)
 
@@ -324,67 +316,13 @@ class Session:
         loop.stream.load(state["stream"])
         loop.prompts = {p["uid"]: checkpoint.prompt_from_json(p) for p in state["prompts"]}
         loop.buffer.load(state["buffer"], {uid: ray.put(group) for uid, group in saved.groups.items()})
-        self.accuracy, self.last = dict(state["accuracy"]), dict(state["last"])
-        self.best = (state["best"][0], state["best"][1])
-        self.seconds = {**state["seconds"], **{k: v for k, v in self.seconds.items() if k not in ("rl", "warmup")}}
-
-    # -- what it says -----------------------------------------------------------------------------------------------
-
-    def report(self, report: StepReport) -> None:
-        """One step into every sink."""
-        assert self.sinks is not None and self.loop is not None
-        record: dict[str, float] = metrics.step_record(report, self.loop.buffer.ledger)
-        record |= {"seconds_elapsed": time.monotonic() - self.began, "resident_gb": resident_bytes() / 2**30}
-        if report.step == 1:
-            record.update(self.probe)
-        logged = metrics.logged(record)
-        self.last = logged
-        self.sinks.log(report.step, logged)
-        self.display.step(report.step, self.cfg.steps, logged)
-        append_snapshot(self.run_dir, self.loop.buffer.ledger, life=self.loop.sync.attempt)
-        rows = list(zip(report.batch.uids, report.batch.payloads, strict=True))[: self.cfg.log.sample_groups]
-        self.sinks.samples(report.step, [sample_row(ray.get(ref), report.train.advantages[uid].tolist()) for uid, ref in rows])
+        self.record.load(state["record"])
 
     async def evaluated(self, step: int, stats: EvalStats) -> None:
-        """Remember and say what an evaluation found, and keep an export of the best step when that is asked for."""
-        self.accuracy["after" if step else "before"] = stats.greedy
-        sampled = (
-            ""
-            if not stats.k
-            else f", avg@{stats.k} {stats.avg_at_k:.3f}, pass@{stats.k} {stats.pass_at_k:.3f}, maj@{stats.k} {stats.maj_at_k:.3f}"
-        )
-        self.display.note(f"step {step}: held-out greedy accuracy {stats.greedy:.3f} on {stats.prompts} prompts{sampled}")
-        with open(self.run_dir / "evaluations.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **asdict(stats)}) + "\n")
-        if self.cfg.eval.keep_best and step and stats.greedy > self.best[0]:
-            assert self.services is not None
-            self.best = (stats.greedy, step)
-            folder = self.run_dir / "exports" / "best"
-            await self.services.each(self.services.ranks, "export", str(folder), self.cfg.log.export_dtype, self.tokenizer_folder)
-            write_json(folder / "best.json", {"step": step, **asdict(stats)})
-
-    def summarise(self, export: Path) -> None:
-        """summary.json."""
-        assert self.loop is not None
-        self.summary = {
-            "accuracy_before": self.accuracy.get("before"),
-            "accuracy_after": self.accuracy.get("after"),
-            "steps": self.loop.step,
-            "seconds_setup": self.seconds["setup"],
-            "seconds_start": self.seconds.get("start", 0.0),
-            "seconds_warmup": self.seconds.get("warmup", 0.0),
-            "seconds_rl": self.seconds["rl"],
-            "export": str(export.resolve()),
-            "metrics": self.last,
-        }
-        self.folder.write_summary(self.summary)
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process and of all that it started on this machine."""
-    me = psutil.Process()
-    total = 0
-    for process in (me, *me.children(recursive=True)):
-        with contextlib.suppress(psutil.Error):
-            total += process.memory_info().rss
-    return total
+        """Note an evaluation, and keep an export of the best step when that is asked for."""
+        if not self.record.evaluation(step, stats) or not self.cfg.eval.keep_best:
+            return
+        assert self.services is not None
+        folder = self.run_dir / "exports" / "best"
+        await self.services.each(self.services.ranks, "export", str(folder), self.cfg.log.export_dtype, self.tokenizer_folder)
+        write_json(folder / "best.json", {"step": step, **asdict(stats)})

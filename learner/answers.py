@@ -6,7 +6,7 @@ its groups; R named rewards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,12 +52,16 @@ class AnswerTable:
         """Tokens that the model reads: all but the answer's last."""
         return self.prompt_A + self.length_A - 1
 
-    def masked_tokens(self) -> dict[str, int]:
-        """Policy-written tokens that are out of the loss, by reason; each token under one reason only."""
+    def masked_tokens(self, failed: Collection[int] = ()) -> dict[str, int]:
+        """Policy-written tokens that are out of the loss, by reason; each token under one reason only.
+
+        Those of `failed` groups (by their place in the batch) are not counted: the group as a whole has another state.
+        """
+        trained_A = ~np.isin(self.group_A, list(failed))
         error = self.absent_A
         fill = self.filler_A & ~error
         overlong = self.overlong_A & ~error & ~fill
-        return {k: int(self.written_A[m].sum()) for k, m in (("overlong", overlong), ("error", error), ("filler", fill))}
+        return {k: int(self.written_A[m & trained_A].sum()) for k, m in (("overlong", overlong), ("error", error), ("filler", fill))}
 
 
 def tabulate(groups: Sequence[TrainGroup], objective: ObjectiveConfig, max_tokens: int) -> AnswerTable:

@@ -181,7 +181,7 @@ class Learner:
             nonfinite_in_a_row=self.counters.nonfinite_in_a_row,
             empty=sum(s.skipped == "empty" for s in steps),
             failed=tuple(table.uids[g] for g in sorted(failed - trained)),
-            masked_tokens=table.masked_tokens() | {"mismatch": cut},
+            masked_tokens=table.masked_tokens(failed - trained) | {"mismatch": cut},
             seconds=dict(clock.seconds),
             stats=asdict(finalise(total)),
         )

@@ -93,7 +93,7 @@ def test_checkpoints_are_kept_by_count_and_the_config_is_written_out(run_dir: Pa
     assert sorted(p.name for p in (run_dir / "checkpoints").iterdir()) == ["step-000002", "step-000003"]
     written = tomllib.loads((run_dir / "config.toml").read_text())
     assert written["rollout"]["engines"] == 2 and written["steps"] == 3
-    assert json.loads((run_dir / "versions.json").read_text())["torch"]
+    assert json.loads((run_dir / "versions.json").read_text())["packages"]["torch"]
 
 
 def test_wandb_has_an_offline_run(run_dir: Path) -> None:

@@ -32,6 +32,7 @@ def test_each_token_is_masked_for_one_reason() -> None:
     table = tabulate(groups, ObjectiveConfig(overlong="mask"), 8)
     assert table.masked_tokens() == {"overlong": 3, "error": 7, "filler": 7} and not table.trains_A.any()
     scored = tabulate(groups, ObjectiveConfig(), 8)
+    assert table.masked_tokens(failed=[0]) == {"overlong": 0, "error": 2, "filler": 7}
     assert scored.masked_tokens() == {"overlong": 0, "error": 7, "filler": 7} and scored.trains_A.tolist() == [True, False, False, False]
 
 

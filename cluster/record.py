@@ -1,0 +1,119 @@
+"""What a run says of itself: metrics, samples, evaluations, the ledger's snapshots, and the summary at its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+from cluster import metrics
+from cluster.config import RunConfig
+from cluster.display import Display
+from cluster.evaluate import EvalStats
+from cluster.ledger import append_snapshot
+from cluster.loop import StepReport
+from cluster.sinks import Sinks, sample_row
+from learner.ledger import Ledger
+
+EVALUATIONS = "evaluations.jsonl"
+
+
+class Recorder:
+    """Takes what the loop reports. `seconds` holds the time of each phase, `accuracy` held-out greedy accuracy before and after."""
+
+    def __init__(self, cfg: RunConfig, run_dir: Path, display: Display, seconds_setup: float) -> None:
+        self.cfg = cfg
+        self.run_dir = run_dir
+        self.display = display
+        self.sinks: Sinks | None = None
+        self.began = time.monotonic()
+        self.seconds: dict[str, float] = {"setup": seconds_setup, "rl": 0.0}
+        self.accuracy: dict[str, float] = {}
+        self.best: tuple[float, int] = (-1.0, -1)
+        self.last: dict[str, float] = {}
+        self.probe: dict[str, float] = {}
+
+    def open(self, resume_step: int | None) -> None:
+        """Open the sinks; `resume_step` is the last step whose lines stay, None for a fresh run."""
+        config = self.cfg.model_dump(mode="json")
+        name, note = self.run_dir.name, self.display.note
+        self.sinks = Sinks.open(self.run_dir, self.cfg.log, config, resume_step, name=name, note=note)
+
+    def close(self) -> None:
+        """Close the sinks."""
+        if self.sinks is not None:
+            self.sinks.close()
+
+    def elapsed(self) -> float:
+        """Seconds since this life of the run began."""
+        return time.monotonic() - self.began
+
+    def step(self, report: StepReport, ledger: Ledger, life: int) -> None:
+        """One step into every sink."""
+        assert self.sinks is not None
+        record: dict[str, float] = metrics.step_record(report, ledger)
+        record |= {"seconds_elapsed": self.elapsed(), "resident_gb": resident_bytes() / 2**30}
+        if report.step == 1:
+            record |= self.probe
+        self.last = metrics.logged(record)
+        self.sinks.log(report.step, self.last)
+        self.display.step(report.step, self.cfg.steps, self.last)
+        append_snapshot(self.run_dir, ledger, life=life)
+        rows = list(zip(report.batch.uids, report.batch.payloads, strict=True))[: self.cfg.log.sample_groups]
+        self.sinks.samples(report.step, [sample_row(ray.get(ref), report.train.advantages[uid].tolist()) for uid, ref in rows])
+
+    def evaluation(self, step: int, stats: EvalStats) -> bool:
+        """Note an evaluation; True when it is of the best step so far."""
+        self.accuracy["after" if step else "before"] = stats.greedy
+        text = f"step {step}: held-out greedy accuracy {stats.greedy:.3f} on {stats.prompts} prompts"
+        if stats.k:
+            text += f", avg@{stats.k} {stats.avg_at_k:.3f}, pass@{stats.k} {stats.pass_at_k:.3f}, maj@{stats.k} {stats.maj_at_k:.3f}"
+        self.display.note(text)
+        with open(self.run_dir / EVALUATIONS, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **asdict(stats)}) + "\n")
+        if step == 0 or stats.greedy <= self.best[0]:
+            return False
+        self.best = (stats.greedy, step)
+        return True
+
+    def summary(self, step: int, export: Path) -> dict[str, Any]:
+        """What summary.json holds."""
+        return {
+            "accuracy_before": self.accuracy.get("before"),
+            "accuracy_after": self.accuracy.get("after"),
+            "steps": step,
+            "seconds_setup": self.seconds["setup"],
+            "seconds_start": self.seconds.get("start", 0.0),
+            "seconds_warmup": self.seconds.get("warmup", 0.0),
+            "seconds_rl": self.seconds["rl"],
+            "export": str(export.resolve()),
+            "metrics": self.last,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        return {"accuracy": self.accuracy, "best": list(self.best), "last": self.last, "seconds": self.seconds}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint: time spent on training adds up over the lives of a run."""
+        self.accuracy, self.last = dict(state["accuracy"]), dict(state["last"])
+        self.best = (state["best"][0], state["best"][1])
+        kept = {k: v for k, v in state["seconds"].items() if k in ("warmup", "rl")}
+        self.seconds = {**self.seconds, **kept}
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process and of all that it started on this machine."""
+    me = psutil.Process()
+    total = 0
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            total += process.memory_info().rss
+    return total
