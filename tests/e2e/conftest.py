@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,20 @@ def marked(mark: str) -> dict[int, str]:
 
 
 @pytest.fixture(scope="session")
+def small() -> Iterator[Callable[..., Command]]:
+    """Starts `winnow train` on the small recipe, with flags; whatever still lives of it at the end is killed."""
+    started: list[Command] = []
+
+    def start(*flags: str) -> Command:
+        started.append(Command(["train", *SMALL, *flags]))
+        return started[-1]
+
+    yield start
+    for command in started:
+        command.kill()
+
+
+@pytest.fixture(scope="session")
 def ray_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Ray head on loopback that all runs of the session join."""
     code = (
@@ -112,14 +126,14 @@ def ray_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Command:
+def trained(tmp_path_factory: pytest.TempPathFactory, small: Callable[..., Command]) -> Command:
     """Three steps with 2 generators, 2 verifier workers and 2 learner ranks, on a Ray cluster of its own. `args[-1]` is the run folder."""
     run_dir = tmp_path_factory.mktemp("runs") / "two-of-everything"
     flags = [
         "--engines", "2", "--verifier_actors", "2", "--learner_ranks", "2", "--steps", "3", "--minibatches", "2", "--eval_samples", "2",
         "--eval_every", "2", "--checkpoint_every", "1", "--keep_checkpoints", "2", "--keep_best", "true", "--run_dir", str(run_dir),
     ]  # fmt: skip
-    command = Command(["train", *SMALL, *flags])
+    command = small(*flags)
     code = command.end()
     assert code == 0, command.text
     return command

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SMALL, Command  # type: ignore[import-not-found]
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -24,51 +23,40 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def start(*flags: str) -> Command:
-    """`winnow train` on the small recipe, with flags."""
-    return Command(["train", *SMALL, *flags])
-
-
-def test_sigterm_writes_a_checkpoint_leaves_no_process_and_resume_goes_on(tmp_path: Path) -> None:
+def test_sigterm_writes_a_checkpoint_leaves_no_process_and_resume_goes_on(tmp_path: Path, small: Any) -> None:
     run_dir = tmp_path / "run"
-    first = start("--run_dir", str(run_dir), *MANY)
-    try:
-        first.until(r"step 2/")
-        first.process.send_signal(signal.SIGTERM)
-        asked = time.monotonic()
-        assert first.end() == 130, first.text
-        assert time.monotonic() - asked < 15.0
-        assert first.left_behind() == []
-        reached = max(row["step"] for row in lines(run_dir / "metrics.jsonl"))
-        assert [p.name for p in (run_dir / "checkpoints").iterdir()] == [f"step-{reached:06d}"]
+    first = small("--run_dir", str(run_dir), *MANY)
+    first.until(r"step 2/")
+    first.process.send_signal(signal.SIGTERM)
+    asked = time.monotonic()
+    assert first.end() == 130, first.text
+    assert time.monotonic() - asked < 15.0
+    assert first.left_behind() == []
+    reached = max(row["step"] for row in lines(run_dir / "metrics.jsonl"))
+    assert [p.name for p in (run_dir / "checkpoints").iterdir()] == [f"step-{reached:06d}"]
 
-        again = start("--run_dir", str(run_dir), "--resume", "--steps", str(reached + 2))
-        try:
-            assert again.end() == 0, again.text
-            assert f"resumes at step {reached}" in again.text
-            assert [row["step"] for row in lines(run_dir / "metrics.jsonl")] == list(range(1, reached + 3))
-            last = lines(run_dir / "metrics.jsonl")[-1]
-            assert last["ledger/groups_trained"] == 4 * (reached + 2)
-            assert last["ledger/groups_kept"] == last["ledger/groups_in_flight"] == 0
-        finally:
-            again.kill()
-    finally:
-        first.kill()
+    again = small("--run_dir", str(run_dir), "--resume", "--steps", str(reached + 2))
+    assert again.end() == 0, again.text
+    assert f"resumes at step {reached}" in again.text
+    assert [row["step"] for row in lines(run_dir / "metrics.jsonl")] == list(range(1, reached + 3))
+    last = lines(run_dir / "metrics.jsonl")[-1]
+    assert last["ledger/groups_trained"] == 4 * (reached + 2)
+    assert last["ledger/groups_kept"] == last["ledger/groups_in_flight"] == 0
 
 
 @pytest.fixture(scope="module")
-def cut_in_two(tmp_path_factory: pytest.TempPathFactory, ray_head: str) -> tuple[Path, Path]:
+def cut_in_two(tmp_path_factory: pytest.TempPathFactory, ray_head: str, small: Any) -> tuple[Path, Path]:
     """Five steps at once, and the same in two lives, with the deterministic engine."""
     folder = tmp_path_factory.mktemp("fake")
     common = ["--engine", "fake", "--sources", '[{"task": "addition"}]', "--ray_address", ray_head, "--seed", "3"]
     # The schedule is over --steps, so both lives are told of all five; the first is ended by a signal after its second step.
-    whole = start(*common, "--run_dir", str(folder / "whole"), "--steps", "5")
+    whole = small(*common, "--run_dir", str(folder / "whole"), "--steps", "5")
     assert whole.end() == 0, whole.text
-    half = start(*common, "--run_dir", str(folder / "halves"), "--steps", "5", "--checkpoint_every", "1", "--keep_checkpoints", "9")
+    half = small(*common, "--run_dir", str(folder / "halves"), "--steps", "5", "--checkpoint_every", "1", "--keep_checkpoints", "9")
     half.until(r"step 2/")
     half.kill()  # hard, wherever it is in step 3 or 4
     half.end()
-    rest = start(*common, "--run_dir", str(folder / "halves"), "--steps", "5", "--checkpoint_every", "1", "--resume")
+    rest = small(*common, "--run_dir", str(folder / "halves"), "--steps", "5", "--checkpoint_every", "1", "--resume")
     assert rest.end() == 0, rest.text
     return folder / "whole", folder / "halves"
 
