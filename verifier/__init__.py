@@ -30,6 +30,7 @@ VERIFIERS: dict[str, Entry] = {
     "numeric": Entry("verifier.numeric"),
     "gsm8k": Entry("verifier.gsm8k"),
     "math": Entry("verifier.mathematics"),
+    "code": Entry("verifier.program", cached=False),
     "format": Entry("verifier.shape"),
     "function": Entry("verifier.custom", cached=False),
     "random": Entry("verifier.chance"),

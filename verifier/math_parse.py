@@ -29,7 +29,8 @@ class Refused(Unreadable):
 
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<num>(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3}(?![0-9a-zA-Z]))?)|(?P<cmd>\\[a-zA-Z]+|\\[|{}])|(?P<name>[a-zA-Z]+)|(?P<op>[-+*/^_!%(){}\[\]|,'=]))"
+    r"\s*(?:(?P<num>(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3}(?![0-9a-zA-Z]))?)"
+    r"|(?P<cmd>\\[a-zA-Z]+|\\[|{}])|(?P<name>[a-zA-Z]+)|(?P<op>[-+*/^_!%(){}\[\]|,'=]))"
 )
 FUNCTIONS = {
     "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "log", "ln", "lg", "exp", "abs",
