@@ -53,6 +53,7 @@ class LogConfig(BaseModel):
     display: Literal["auto", "rich", "plain", "none"] = Field("auto", description="live display; auto: rich on a terminal, else lines")
     wandb: Literal["auto", "online", "offline", "off"] = Field("auto", description="auto: online with a key, offline without")
     wandb_project: str = Field("winnow", description="project in wandb")
+    tensorboard: bool = Field(False, description="event files for TensorBoard under RUN/tensorboard (needs the extra `tensorboard`)")
     sample_groups: int = Field(4, ge=0, description="groups of every step that go to samples.jsonl")
     checkpoint_every: int = Field(0, ge=0, description="checkpoint after every so many steps; 0: only at the end and on a stop")
     keep_checkpoints: Positive = Field(2, description="newest checkpoints that are kept")

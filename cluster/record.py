@@ -14,12 +14,15 @@ import psutil
 import ray
 
 from cluster import metrics
-from cluster.config import RunConfig
+from cluster.advice import Adviser, Facts
+from cluster.config import RunConfig, resolved_objective
 from cluster.display import Display
 from cluster.evaluate import EvalStats
 from cluster.ledger import append_snapshot
+from cluster.live import Live
 from cluster.loop import StepReport
-from cluster.sinks import Sinks, sample_row
+from cluster.samples import batch_weights, length_row, sample_row
+from cluster.sinks import ADVICE, LENGTHS, METRICS, Sinks, read_rows
 from learner.ledger import Ledger
 
 EVALUATIONS = "evaluations.jsonl"
@@ -39,12 +42,16 @@ class Recorder:
         self.best: tuple[float, int] = (-1.0, -1)
         self.last: dict[str, float] = {}
         self.probe: dict[str, float] = {}
+        self.adviser: Adviser | None = None
+        self.live: Live | None = None
 
     def open(self, resume_step: int | None) -> None:
         """Open the sinks; `resume_step` is the last step whose lines stay, None for a fresh run."""
         config = self.cfg.model_dump(mode="json")
         name, note = self.run_dir.name, self.display.note
         self.sinks = Sinks.open(self.run_dir, self.cfg.log, config, resume_step, name=name, note=note)
+        self.adviser = Adviser(Facts.of(self.cfg), read_rows(self.run_dir / METRICS))
+        self.live = Live(name)
 
     def close(self) -> None:
         """Close the sinks."""
@@ -65,9 +72,24 @@ class Recorder:
         self.last = metrics.logged(record)
         self.sinks.log(report.step, self.last)
         self.display.step(report.step, self.cfg.steps, self.last)
+        if self.live is not None:
+            self.live.set(self.last)
         append_snapshot(self.run_dir, ledger, life=life)
-        rows = list(zip(report.batch.uids, report.batch.payloads, strict=True))[: self.cfg.log.sample_groups]
-        self.sinks.samples(report.step, [sample_row(ray.get(ref), report.train.advantages[uid].tolist()) for uid, ref in rows])
+        self.answers(report)
+        for advice in self.adviser.step(report.step, self.last) if self.adviser is not None else ():
+            self.display.note(str(advice))
+            self.sinks.write(ADVICE, report.step, {"rule": advice.rule, "evidence": advice.evidence, "remedy": advice.remedy})
+
+    def answers(self, report: StepReport) -> None:
+        """Some groups of a step in full, and the lengths of all."""
+        assert self.sinks is not None
+        batch, cfg = report.batch, self.cfg
+        budget = cfg.rollout.max_tokens
+        self.sinks.write(LENGTHS, report.step, length_row(batch.summaries, budget))
+        weights = batch_weights(batch.summaries, batch.fillers, resolved_objective(cfg), budget, cfg.optim.minibatches)
+        for uid, ref in list(zip(batch.uids, batch.payloads, strict=True))[: cfg.log.sample_groups]:
+            row = sample_row(ray.get(ref), report.train.advantages[uid].tolist(), weights_G=weights[uid].tolist())
+            self.sinks.samples(report.step, [row])
 
     def evaluation(self, step: int, stats: EvalStats) -> bool:
         """Note an evaluation; True when it is of the best step so far."""

@@ -5,7 +5,10 @@
     versions.json    versions of all that matters, and the machine
     summary.json     the figures of the run, written at its end
     metrics.jsonl    one object a step            (cluster/sinks.py)
-    samples.jsonl    some groups of every step    (cluster/sinks.py)
+    samples.jsonl    some groups of every step    (cluster/samples.py)
+    lengths.jsonl    lengths of a batch's answers (cluster/samples.py)
+    advice.jsonl     what was advised, and when   (cluster/advice.py)
+    tensorboard/     the metrics as event files   (cluster/sinks.py)
     wandb_id, wandb/ the run's id and files in wandb
 """
 

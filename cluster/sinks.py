@@ -1,8 +1,8 @@
-"""Where logged numbers and samples go: `metrics.jsonl`, `samples.jsonl` and wandb. The only file that imports wandb.
+"""Where logged numbers and samples go: JSONL files, TensorBoard and wandb. The only file that imports wandb.
 
 The JSONL files are the record of a run: written as lines in the step's own thread, and an error in writing them is raised.
-wandb is a copy for the eye: it is fed from a thread of its own, so that neither its start nor a slow network holds up a
-step, and whatever goes wrong with it is one line of warning. What a slow finish could not send lies in the run folder.
+TensorBoard and wandb are copies for the eye, and whatever goes wrong with one is a line of warning. wandb is fed from a thread
+of its own, so that neither its start nor a slow network holds up a step. What a slow finish could not send lies in the run folder.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from typing import Any, Literal, Self, TextIO
 from cluster.config import LogConfig
 from cluster.runfolder import plain, write_atomic
 from rollout.errors import UserError
-from verifier.records import ScoredGroup
 
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
+LENGTHS = "lengths.jsonl"
+ADVICE = "advice.jsonl"
+TENSORBOARD = "tensorboard"
 WANDB_ID = "wandb_id"
 WANDB_START_SECONDS = 20.0
 """How long wandb may take to start before the run goes on without it."""
@@ -36,8 +38,8 @@ Note = Callable[[str], None]
 class Sinks:
     """All sinks of a run as one: `open` at the start, `log` once a step, `close` at the end."""
 
-    def __init__(self, metrics: JsonlSink, samples: JsonlSink, wandb: WandbSink | None) -> None:
-        self._metrics, self._samples, self._wandb = metrics, samples, wandb
+    def __init__(self, files: Mapping[str, JsonlSink], tensorboard: TensorboardSink | None, wandb: WandbSink | None) -> None:
+        self._files, self._tensorboard, self._wandb = files, tensorboard, wandb
 
     @classmethod
     def open(
@@ -54,61 +56,39 @@ class Sinks:
 
         `config` is the resolved tree as a dict, for wandb. `resume_step` is the last step whose lines stay (None: a fresh
         run, whose files start empty). `note` takes lines of warning. Raises UserError when wandb is asked to be online
-        and there is no key.
+        and there is no key, and when TensorBoard is asked for and is not installed.
         """
         mode = wandb_mode(log.wandb)
-        metrics = JsonlSink(run_dir / METRICS, resume_step)
-        samples = JsonlSink(run_dir / SAMPLES, resume_step)
+        board = TensorboardSink(run_dir / TENSORBOARD, resume_step, note) if log.tensorboard else None
+        files = {file: JsonlSink(run_dir / file, resume_step) for file in (METRICS, SAMPLES, LENGTHS, ADVICE)}
         copy = None if mode == "disabled" else WandbSink(run_dir, log.wandb_project, name or run_dir.name, config, mode, note)
-        return cls(metrics, samples, copy)
+        return cls(files, board, copy)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One step's numbers by their logged names (`cluster.metrics.logged`)."""
-        self._metrics.write({"step": step, **metrics})
-        if self._wandb is not None:
-            self._wandb.log(step, metrics)
+        self.write(METRICS, step, metrics)
+        for copy in (self._tensorboard, self._wandb):
+            if copy is not None:
+                copy.log(step, metrics)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Some groups of a step (`sample_row`), one line each."""
+        """Some groups of a step (`cluster.samples.sample_row`), one line each."""
         for row in rows:
-            self._samples.write({"step": step, **row})
+            self.write(SAMPLES, step, row)
+
+    def write(self, file: str, step: int, row: Mapping[str, Any]) -> None:
+        """One line of one of the files."""
+        self._files[file].write({"step": step, **row})
 
     def close(self, seconds: float = 5.0) -> None:
         """Close the files, and give wandb at most so many seconds to finish; no process of it remains."""
-        self._metrics.close()
-        self._samples.close()
+        for file in self._files.values():
+            file.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
         if self._wandb is not None:
             self._wandb.close(seconds)
             self._wandb = None
-
-
-def sample_row(scored: ScoredGroup, advantages_G: Sequence[float] | None = None, outcome: str = "trained") -> dict[str, Any]:
-    """A scored group as a line of `samples.jsonl`: prompt, answers, verdicts, advantages, and what became of it."""
-    group = scored.group
-    answers = [
-        {
-            "text": completion.text,
-            "tokens": len(completion.tokens_T),
-            "finish": completion.finish,
-            "reward": verdict.reward,
-            "status": verdict.status,
-            "detail": verdict.detail,
-            "rewards": dict(verdict.rewards),
-            "advantage": None if advantages_G is None else float(advantages_G[i]),
-        }
-        for i, (completion, verdict) in enumerate(zip(group.completions, scored.verdicts, strict=True))
-    ]
-    prompt = group.prompt
-    return {
-        "uid": group.uid,
-        "source": prompt.source,
-        "row": prompt.row,
-        "outcome": outcome,
-        "versions": list(group.versions),
-        "prompt": prompt.text,
-        "gold": prompt.answer,
-        "answers": answers,
-    }
 
 
 class JsonlSink:
@@ -144,6 +124,68 @@ def cut(path: Path, step: int) -> None:
         if at <= step:
             kept.append(line)
     write_atomic(path, "".join(f"{line}\n" for line in kept))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The lines of such a file; none where there is no file. A last line that is cut short is left out.
+
+    Raises UserError for other damage.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_bytes().decode("utf-8", "replace").split("\n")
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            row = json.loads(line)
+            rows.append({**row, "step": int(row["step"])})
+        except (ValueError, KeyError, TypeError):
+            if number < len(lines):
+                raise UserError(f"{path} is damaged at line {number}: mend or remove that line") from None
+    return rows
+
+
+# -- TensorBoard ----------------------------------------------------------------------------------------------------
+
+
+class TensorboardSink:
+    """Event files under `folder`, one scalar per logged name. Resumed as in `Sinks.open`: later steps are marked as undone."""
+
+    def __init__(self, folder: Path, resume_step: int | None, note: Note) -> None:
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError:
+            raise UserError("log.tensorboard = true needs TensorBoard: pip install tensorboard, or set it to false") from None
+        self._note, self._event = note, Event
+        self._writer: Any = EventFileWriter(str(folder))
+        if resume_step is not None:  # TensorBoard drops what it has read of the step in this mark and beyond
+            mark = Event(wall_time=time.time(), step=resume_step + 1, session_log=SessionLog(status=SessionLog.START))
+            self._writer.add_event(mark)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One step's numbers. After an error nothing more is written."""
+        if self._writer is None:
+            return
+        event = self._event(wall_time=time.time(), step=step)
+        for key, value in metrics.items():
+            if value is not None:
+                event.summary.value.add(tag=key, simple_value=float(value))
+        try:
+            self._writer.add_event(event)
+            self._writer.flush()
+        except Exception as error:
+            self._writer = None
+            self._note(f"TensorBoard is off from here on: {type(error).__name__}: {error}".splitlines()[0])
+
+    def close(self) -> None:
+        """Close the event file."""
+        if self._writer is not None:
+            with contextlib.suppress(Exception):
+                self._writer.close()
+            self._writer = None
 
 
 # -- wandb ----------------------------------------------------------------------------------------------------------

@@ -20,10 +20,8 @@ import pytest
 
 from cluster import sinks
 from cluster.config import LogConfig
-from cluster.sinks import JsonlSink, Sinks, sample_row, wandb_mode
+from cluster.sinks import JsonlSink, Sinks, wandb_mode
 from rollout.errors import UserError
-from rollout.records import Completion, Group, Prompt, Span
-from verifier.records import ScoredGroup, Verdict
 
 ROOT = Path(__file__).parents[2]
 OFF = LogConfig(wandb="off")
@@ -94,25 +92,52 @@ def test_damage_in_the_middle_is_named_and_left_as_it_is(tmp_path: Path, damage:
     assert path.read_bytes() == before
 
 
-def test_a_sample_has_prompt_answers_verdicts_and_advantages() -> None:
-    prompt = Prompt(5, np.array([1, 2], np.int32), "1+2=", "3", "numeric", "addition", "12", epoch=0)
-    made = [
-        Completion(np.array([7, 1], np.int32), np.zeros(2, np.float32), "stop", (Span(0, 2, 4),), "3"),
-        Completion(np.array([8], np.int32), np.zeros(1, np.float32), "length", (Span(0, 1, 5),), "ü"),
-    ]
-    verdicts = (Verdict("value", 1.0, "equal", rewards={"numeric": 1.0}), Verdict("error", None, "broke"))
-    scored = ScoredGroup(Group(prompt, 1, tuple(made), 0, 0.1), verdicts, np.array([1.0, np.nan]), np.array([[1.0, np.nan]]), ("numeric",))
-    row = sample_row(scored, np.array([0.5, 0.0]))
-    assert {k: v for k, v in row.items() if k != "answers"} == {
-        "uid": 5, "source": "addition", "row": "12", "outcome": "trained", "versions": [4, 5], "prompt": "1+2=", "gold": "3",
-    }  # fmt: skip
-    keys = ("text", "tokens", "finish", "reward", "status", "detail", "rewards", "advantage")
-    assert [tuple(answer) for answer in row["answers"]] == [keys, keys]
-    assert [tuple(answer.values()) for answer in row["answers"]] == [
-        ("3", 2, "stop", 1.0, "value", "equal", {"numeric": 1.0}, 0.5),
-        ("ü", 1, "length", None, "error", "broke", {}, 0.0),
-    ]
-    assert [a["advantage"] for a in sample_row(scored, None, "uninformative")["answers"]] == [None, None]
+# -- TensorBoard ------------------------------------------------------------------------------------------------------
+
+
+def test_tensorboard_has_the_same_names_and_a_resume_undoes_later_steps(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = LogConfig(wandb="off", tensorboard=True)
+    out = Sinks.open(tmp_path, log, {})
+    for step in (1, 2, 3):
+        out.log(step, {"reward": step / 4, "train/loss": -0.5})
+    out.close()
+    time.sleep(1.1)  # the names of event files have seconds
+    out = Sinks.open(tmp_path, log, {}, resume_step=2)
+    out.log(3, {"reward": 1.0})
+    out.close()
+    read = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert read.Tags()["scalars"] == ["reward", "train/loss"]
+    assert [(e.step, e.value) for e in read.Scalars("reward")] == [(1, 0.25), (2, 0.5), (3, 1.0)]
+    assert [e.step for e in read.Scalars("train/loss")] == [1, 2]
+
+
+def test_no_event_file_unless_asked(tmp_path: Path) -> None:
+    Sinks.open(tmp_path, OFF, {}).close()
+    assert not (tmp_path / "tensorboard").exists()
+
+
+def test_tensorboard_that_is_not_installed_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    with pytest.raises(UserError, match=r"log.tensorboard = true needs TensorBoard: pip install tensorboard"):
+        Sinks.open(tmp_path, LogConfig(wandb="off", tensorboard=True), {})
+
+
+def test_tensorboard_that_breaks_ends_with_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    out = Sinks.open(tmp_path, LogConfig(wandb="off", tensorboard=True), {}, note=notes.append)
+
+    def full(event: object) -> None:
+        raise OSError("no space left")
+
+    assert out._tensorboard is not None
+    monkeypatch.setattr(out._tensorboard._writer, "add_event", full)
+    out.log(1, {"reward": 0.5})
+    out.log(2, {"reward": 0.6})
+    out.close()
+    assert notes == ["TensorBoard is off from here on: OSError: no space left"]
+    assert [r["step"] for r in lines(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
 # -- wandb ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,64 @@
+"""Live metrics: every row of the table as a gauge of `ray.util.metrics`, for Ray's dashboard, Prometheus and Grafana.
+
+The driver sets them once a step. Ray exports a gauge `winnow_x` as `ray_winnow_x`, on each node's metrics port.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cluster.metrics import TABLE, Metric
+
+PREFIX = "winnow_"
+EXPORTED = "ray_"
+"""What Ray puts before the name of a gauge."""
+RUN, KEY = "run", "key"
+"""Labels: the run folder's name, and in rows for `*` what stands for it."""
+
+
+def gauge_name(metric: Metric) -> str:
+    """The name of a row's gauge: letters, digits and underscores alone, as Prometheus wants it; "each" stands for `*`."""
+    return PREFIX + re.sub(r"[^a-zA-Z0-9_]", "_", metric.name.replace("*", "each"))
+
+
+class Live:
+    """The gauges of one run. Sums and totals that a step does not log are 0: nothing happened; other gauges keep their value."""
+
+    def __init__(self, run: str, gauge: Callable[..., Any] | None = None) -> None:
+        """`gauge` is `ray.util.metrics.Gauge` unless given. Nothing happens before the first `set`."""
+        self._run, self._make = run, gauge
+        self._gauges: dict[str, Any] = {}
+        self._rows = {m.name: m for m in TABLE if "*" not in m.name}
+        self._stars = [(m.name.removesuffix("*"), m) for m in TABLE if "*" in m.name]
+        self._unlogged = {m.name for m in self._rows.values() if m.reduction in ("sum", "total")}
+
+    def set(self, metrics: Mapping[str, float]) -> None:
+        """One step's numbers by logged name."""
+        for name, value in {**dict.fromkeys(self._unlogged, 0.0), **metrics}.items():
+            if value is None:
+                continue
+            row, key = self._row(name)
+            self._gauge(row).set(float(value), tags={RUN: self._run, **({KEY: key} if key is not None else {})})
+            if row.reduction == "total":
+                self._unlogged.discard(name)
+
+    def _row(self, name: str) -> tuple[Metric, str | None]:
+        if name in self._rows:
+            return self._rows[name], None
+        for stem, metric in self._stars:
+            if name.startswith(stem):
+                return metric, name.removeprefix(stem)
+        raise AssertionError(f"the logged name {name!r} has no row in cluster/metrics.py")
+
+    def _gauge(self, metric: Metric) -> Any:
+        name = gauge_name(metric)
+        if name not in self._gauges:
+            if self._make is None:
+                from ray.util.metrics import Gauge
+
+                self._make = Gauge
+            labels = (RUN, KEY) if "*" in metric.name else (RUN,)
+            self._gauges[name] = self._make(name, description=f"{metric.meaning} ({metric.unit})", tag_keys=labels)
+        return self._gauges[name]
