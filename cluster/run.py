@@ -87,9 +87,7 @@ class Session:
 
     async def main(self) -> int:
         """Everything, and everything down again whatever happens; the exit code."""
-        events = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            events.add_signal_handler(number, self.on_signal, number)
+        self.catch_signals()
         self.work = asyncio.ensure_future(self.train())
         code = 0
         try:
@@ -112,6 +110,12 @@ class Session:
             code = INTERRUPTED
         self.display.close()
         return code
+
+    def catch_signals(self) -> None:
+        """SIGINT and SIGTERM are ours. Joining Ray puts its own handlers in place, so this is called after it again."""
+        events = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            events.add_signal_handler(number, self.on_signal, number)
 
     def post_mortem(self, error: BaseException) -> str:
         """What to say when an actor died or raised; the whole of it goes to error.txt."""
@@ -170,6 +174,7 @@ class Session:
         """Join Ray and create the actors; learner ranks are ready on return, engines go on starting (`engines_ready`)."""
         cfg = self.cfg
         await asyncio.to_thread(placement.join, cfg)
+        self.catch_signals()
         self.places = placement.reserve(cfg)
         services = self.services = create(cfg, prepared.settings, prepared.facts, self.places, verifier_names(cfg))
         self.engines_ready = asyncio.ensure_future(self.start_engines(services))
