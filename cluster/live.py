@@ -60,5 +60,7 @@ class Live:
 
                 self._make = Gauge
             labels = (RUN, KEY) if "*" in metric.name else (RUN,)
-            self._gauges[name] = self._make(name, description=f"{metric.meaning} ({metric.unit})", tag_keys=labels)
+            # Ray's gauges take ASCII alone.
+            meaning = f"{metric.meaning} ({metric.unit})".encode("ascii", "replace").decode()
+            self._gauges[name] = self._make(name, description=meaning, tag_keys=labels)
         return self._gauges[name]
