@@ -61,7 +61,7 @@ def counts(config: RunConfig, *, learner: bool = True) -> dict[str, int]:
 def join(config: RunConfig) -> bool:
     """Connect to Ray; True when a private cluster was started on this machine.
 
-    A job submitted to a cluster finds RAY_ADDRESS set; without one the cluster is private, on loopback, without dashboard.
+    A job submitted to a cluster finds RAY_ADDRESS set; without one the cluster is private to this run, behind a token, without dashboard.
     """
     address = config.cluster.ray_address or os.environ.get("RAY_ADDRESS")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -69,7 +69,7 @@ def join(config: RunConfig) -> bool:
     if address:
         ray.init(address=address, **quiet)
         return False
-    ray.init(include_dashboard=False, _node_ip_address="127.0.0.1", object_store_memory=LOCAL_OBJECT_STORE, **quiet)
+    ray.init(include_dashboard=False, object_store_memory=LOCAL_OBJECT_STORE, **quiet)
     return True
 
 

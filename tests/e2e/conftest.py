@@ -111,9 +111,9 @@ def small() -> Iterator[Callable[..., Command]]:
 
 @pytest.fixture(scope="session")
 def ray_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Ray head on loopback that all runs of the session join."""
+    """The address of a Ray head that runs of the session may join."""
     code = (
-        "import ray, sys; c = ray.init(include_dashboard=False, num_cpus=8, _node_ip_address='127.0.0.1',"
+        "import ray, sys; c = ray.init(include_dashboard=False, num_cpus=8,"
         " object_store_memory=2**29, log_to_driver=False); print('ADDRESS', c.address_info['gcs_address'], flush=True); sys.stdin.read()"
     )
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
