@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+# A head that `ray.init` starts asks for a token, which a process that joins it shows only when it is told to.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "RAY_AUTH_MODE": "token"}
 MARK = "WINNOW_TEST_MARK"  # set in a run's environment, which all of its processes inherit
 
 # Rewards by coin flip: informative groups without a warm-up, while every part is the real one.
@@ -40,7 +42,7 @@ class Command:
     lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        env = {**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        env = {**ENVIRONMENT, MARK: self.mark}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cluster.launch", *self.args],
             cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
@@ -116,8 +118,7 @@ def ray_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "import ray, sys; c = ray.init(include_dashboard=False, num_cpus=8,"
         " object_store_memory=2**29, log_to_driver=False); print('ADDRESS', c.address_info['gcs_address'], flush=True); sys.stdin.read()"
     )
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    head = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    head = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert head.stdout is not None and head.stdin is not None
     line = next(line for line in head.stdout if line.startswith("ADDRESS"))
     yield line.split()[1]
