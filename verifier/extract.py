@@ -18,6 +18,9 @@ def plain(text: str) -> str:
     return text if text.isascii() else text.translate(_PLAIN)
 
 
+SEARCHED = 100_000  # characters at the end of a response in which a final answer is looked for
+
+
 def after_thinking(response: str) -> str | None:
     """The text after the last `</think>`; the whole text without think tags; None when a think block is still open."""
     close = response.rfind(THINK_CLOSE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import struct
 from typing import Any
 
@@ -11,13 +12,50 @@ MAX_DETAIL = 300  # characters of a verdict's reason
 
 _LENGTH = struct.Struct(">I")
 
-# A process writes here, in memory it shares with the pool, what it is doing: the item of its batch (or one of the states below), since when
-# by the monotonic clock, and the pool answers with the item it must not start. So a deadline costs no message.
-PROGRESS = struct.Struct("<qd")
-LIMIT = struct.Struct("<q")
-LIMIT_AT = 64
 PAGE = 4096
 IDLE, LOADING = -1, -2
+
+
+class Progress:
+    """What a process is doing, in memory that it shares with the pool, so that a deadline costs no message.
+
+    The process writes the item of its batch (or IDLE, LOADING) and since when by the monotonic clock; the pool writes the item it must not
+    start. Every store is one aligned word: `struct.pack_into` would clear the place first, and the pool would see item 0 since time 0.
+    """
+
+    def __init__(self, page: mmap.mmap) -> None:
+        """`page`: PAGE bytes that both sides map."""
+        self._page = page
+        self._words = memoryview(page).cast("q")
+        self._times = memoryview(page).cast("d")
+
+    def set(self, state: int, since: float) -> None:
+        """The process's side. The time comes first: between the two stores an item can only look younger."""
+        self._times[1] = since
+        self._words[0] = state
+
+    def get(self) -> tuple[int, float]:
+        """The pool's side: item or state, and since when."""
+        while True:
+            state = self._words[0]
+            since = self._times[1]
+            if state == self._words[0]:
+                return state, since
+
+    @property
+    def limit(self) -> int:
+        """The first item that must not be started."""
+        return self._words[8]
+
+    @limit.setter
+    def limit(self, index: int) -> None:
+        self._words[8] = index
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._words.release()
+        self._times.release()
+        self._page.close()
 
 
 def pack(message: Any) -> bytes:

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from verifier import quantity
-from verifier.extract import after_thinking, boxes, plain
+from verifier.extract import SEARCHED, after_thinking, boxes, plain
 from verifier.verdict import Verdict, error, value
 
 MARKER = "####"
@@ -35,7 +35,7 @@ def verify(gold: str, response: str, options: Mapping[str, Any], meta: Mapping[s
     if line is None:
         if final == "marker":
             return value(0, f"no {MARKER}")
-        found = quantity.last_number(plain(rest))
+        found = quantity.last_number(plain(rest[-SEARCHED:]))
         return value(found is not None and quantity.read(found) == want, found[:80] if found else "no number")
     got, why = _one_number(line)
     return value(got is not None and got == want, why)

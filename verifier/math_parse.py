@@ -166,7 +166,7 @@ class _Parser:
                 node = ("div", node, self.signed())
             elif self.starts(token) and not (bare and token.lstrip("\\") in FUNCTIONS):
                 if token[0].isdigit() or token[0] == ".":
-                    raise Unreadable("a number right after a factor")
+                    raise Refused("a number right after a factor")
                 node = ("mul", node, self.power())
             else:
                 return node
@@ -188,7 +188,7 @@ class _Parser:
             signs += 1
             self.at += 1
             if signs > 2:
-                raise Unreadable("several signs")
+                raise Refused("several signs")
         node = self.power()
         return ("neg", node) if minus else node
 
@@ -300,6 +300,14 @@ class _Parser:
         raise Unreadable(f"\\{name}")
 
     def argument(self) -> Node:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise Refused("too deep")
+        node = self.one()
+        self.depth -= 1
+        return node
+
+    def one(self) -> Node:
         r"""The argument of a command: a group, or one token, of which a number gives its first digit (`\frac12`)."""
         token = self.next
         if token and token[0].isdigit():

@@ -15,12 +15,13 @@ from verifier.math_text import WORD_OPEN
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
-MAX_CHARACTERS = 400
+MAX_CHARACTERS = 200
 MAX_OPERATIONS = 150
 MAX_EXPONENT = 64
-MAX_NESTING = 24
+MAX_NESTING = 12
+MAX_BARS = 4  # its parser takes exponential time in these
 _REFUSED = re.compile(
-    r"\\(?:int|iint|oint|sum|prod|lim|limsup|liminf|binom|det|partial|nabla|bigcup|bigcap|ldots|cdots|dots)(?![a-zA-Z])|!|\.\.|__"
+    r"\\(?:int|iint|oint|sum|prod|lim|limsup|liminf|binom|det|partial|nabla|bigcup|bigcap|ldots|cdots|dots)(?![a-zA-Z])|!|\.\.|__|(?:[-+] *){3}"
 )
 _DIGITS = re.compile(r"[0-9]{40,}")
 _EXPONENT = re.compile(r"\^ *(?:\{ *)?[-+]?([0-9]+)")
@@ -53,7 +54,12 @@ def _refuse(text: str) -> str:
         return "not a formula"
     if _REFUSED.search(text):
         return "a sum, an integral, a limit or a factorial that was not worked out"
-    if _DIGITS.search(text) or any(int(m) > MAX_EXPONENT for m in _EXPONENT.findall(text)) or _TOWER.search(text):
+    if (
+        _DIGITS.search(text)
+        or any(int(m) > MAX_EXPONENT for m in _EXPONENT.findall(text))
+        or _TOWER.search(text)
+        or text.count("|") > MAX_BARS
+    ):
         return "too large"
     depth = deepest = 0
     for c in text:

@@ -10,6 +10,7 @@ import re
 from verifier.extract import plain
 
 WORD_OPEN, WORD_CLOSE = "\x02", "\x03"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 _SUPER = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿⁱ", "0123456789+-ni", strict=True))
 _SUB = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
@@ -61,7 +62,7 @@ _OVER = re.compile(rf"{WORD_CLOSE}\s*/\s*{WORD_OPEN}")
 
 def tidy(text: str) -> str:
     """`text` in the one notation. Linear in its length up to a small factor; anything is accepted."""
-    text = plain(text).strip()
+    text = _CONTROL.sub(" ", plain(text)).strip()
     if not text.isascii():
         text = _unicode(text)
     text = text.replace(r"\$", "$$USD$$").replace(r"\%", "%").replace(r"\#", "#").replace(r"\&", "&").replace(r"\_", "_")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verifier import math_compare, math_forms, math_symbolic
-from verifier.extract import after_thinking, boxes
+from verifier.extract import SEARCHED, after_thinking, boxes
 from verifier.math_parse import Unreadable
 from verifier.math_text import WORD_CLOSE, WORD_OPEN, peel, tidy
 from verifier.verdict import Verdict, error, value
@@ -42,12 +42,15 @@ def verify(gold: str, response: str, options: Mapping[str, Any], meta: Mapping[s
     rest = after_thinking(response)
     if rest is None:
         return value(0, "unclosed think block")
-    answer = final_answer(rest, final)
+    answer = final_answer(rest[-SEARCHED:], final)
     if answer is None:
         return value(0, "no final answer")
     if len(answer) > MAX_ANSWER:
         return value(0, "the answer is too long")
-    right, why = compare(want, answer, policy)
+    try:
+        right, why = compare(want, answer, policy)
+    except RecursionError:
+        right, why = False, "too deep"
     return value(right, f"{answer.strip()[:80]!r}: {why}")
 
 

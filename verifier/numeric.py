@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verifier import quantity
-from verifier.extract import after_thinking, plain
+from verifier.extract import SEARCHED, after_thinking, plain
 from verifier.verdict import Verdict, error, value
 
 
@@ -22,7 +22,7 @@ def verify(gold: str, response: str, options: Mapping[str, Any], meta: Mapping[s
     rest = after_thinking(response)
     if rest is None:
         return value(0, "unclosed think block")
-    found = quantity.last_number(plain(rest), fractions=bool(options.get("fractions", False)))
+    found = quantity.last_number(plain(rest[-SEARCHED:]), fractions=bool(options.get("fractions", False)))
     if found is None:
         return value(0, "no number")
     return value(quantity.read(found) == want, found[:80])

@@ -27,8 +27,8 @@ class Process:
         """Start it and send it `hello` (prewarm, options, memory_mb, path). Raises OSError when the machine cannot start a process."""
         memory = os.memfd_create("winnow-verifier", os.MFD_CLOEXEC)
         os.ftruncate(memory, frames.PAGE)
-        self._page = mmap.mmap(memory, frames.PAGE)
-        frames.PROGRESS.pack_into(self._page, 0, frames.IDLE, 0.0)
+        self._progress = frames.Progress(mmap.mmap(memory, frames.PAGE))
+        self._progress.set(frames.IDLE, 0.0)
         try:
             # A session of its own: Ctrl-C at the terminal reaches the pool, never its processes.
             self._popen = subprocess.Popen(
@@ -64,17 +64,17 @@ class Process:
         assert self.ready and not self.batch
         self.batch, self.sent, self.recalled = batch, time.monotonic(), False
         self.served += len(batch)
-        frames.LIMIT.pack_into(self._page, frames.LIMIT_AT, len(batch))
+        self._progress.limit = len(batch)
         self._send(message)
 
     def recall(self, index: int) -> None:
         """Ask it to start no item from `index` on. It may just have started one."""
-        frames.LIMIT.pack_into(self._page, frames.LIMIT_AT, index)
+        self._progress.limit = index
         self.recalled = True
 
     def progress(self) -> tuple[int, float]:
         """Which item of its batch it is at (or IDLE, LOADING), and since when by the monotonic clock."""
-        return frames.PROGRESS.unpack_from(self._page, 0)
+        return self._progress.get()
 
     def _send(self, message: Any) -> None:
         self._out.append(memoryview(frames.pack(message)))
@@ -142,7 +142,7 @@ class Process:
         for f in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
             with contextlib.suppress(OSError, AttributeError):
                 f.close()  # type: ignore[union-attr]
-        self._page.close()
+        self._progress.close()
         if code < 0:
             with contextlib.suppress(ValueError):
                 return f"ended by {signal.Signals(-code).name}"

@@ -36,7 +36,7 @@ def main(parent: int, progress: int) -> None:
     source = os.dup(0)
     os.set_inheritable(source, False)
     os.dup2(null, 0)
-    page = mmap.mmap(progress, frames.PAGE)
+    page = frames.Progress(mmap.mmap(progress, frames.PAGE))
     os.close(progress)
     threading.stack_size(STACK)
     runner = threading.Thread(target=_run, args=(source, reply, page), name="verifier")
@@ -65,7 +65,7 @@ def _watch(fd: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _run(source: int, reply: int, page: mmap.mmap) -> None:
+def _run(source: int, reply: int, page: frames.Progress) -> None:
     """Hello, then batches, in a thread of its own with a deep stack."""
     reader = frames.Reader(limit=1 << 31)
     options: dict[str, dict[str, Any]] | None = None
@@ -92,26 +92,26 @@ def _prepare(hello: dict[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _batch(batch: list[list[Any]], options: dict[str, dict[str, Any]], reply: int, page: mmap.mmap) -> None:
+def _batch(batch: list[list[Any]], options: dict[str, dict[str, Any]], reply: int, page: frames.Progress) -> None:
     """Judge the items of one batch in order. Ends the process after an item that may have left it broken."""
     done: list[list[Any]] = []
     flushed = time.monotonic()
     fatal = False
     for index, (name, gold, response, meta) in enumerate(batch):
-        if frames.LIMIT.unpack_from(page, frames.LIMIT_AT)[0] <= index:
+        if page.limit <= index:
             break
         start = time.monotonic()
         if done and start - flushed > FLUSH_AFTER:
             _write(reply, ["some", done])
             done, start = [], time.monotonic()
             flushed = start
-        frames.PROGRESS.pack_into(page, 0, frames.LOADING, start)
+        page.set(frames.LOADING, start)
         status, reward, detail = "raised", None, ""
         try:
             opts = options.get(name, {})
             verifier = load(name, opts)
             start = time.monotonic()
-            frames.PROGRESS.pack_into(page, 0, index, start)
+            page.set(index, start)
             status, reward, detail = _judge(verifier, name, gold, response, opts, meta)
         except MemoryError:
             status, reward, detail, fatal = "timeout", 0.0, "out of memory", True
@@ -120,7 +120,7 @@ def _batch(batch: list[list[Any]], options: dict[str, dict[str, Any]], reply: in
         done.append([index, status, reward, detail[: frames.MAX_DETAIL], time.monotonic() - start])
         if fatal:
             break
-    frames.PROGRESS.pack_into(page, 0, frames.IDLE, 0.0)
+    page.set(frames.IDLE, time.monotonic())
     _write(reply, ["last" if fatal else "all", done, _resident_kb()])
     if fatal:
         os._exit(0)

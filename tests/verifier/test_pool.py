@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import psutil
 import pytest
 
 from rollout.errors import UserError
+from verifier import frames
 from verifier.config import VerifyConfig
 from verifier.pool import Item, VerifierPool
 
@@ -183,6 +186,7 @@ def test_close_leaves_no_process_and_waiting_callers_hear_of_it():
 def test_processes_end_with_a_parent_that_is_killed(busy, tmp_path):
     program = f"""
 import sys; sys.path[:0] = [{str(HERE.parent.parent)!r}, {str(HERE)!r}]
+from verifier import frames
 from verifier.config import VerifyConfig
 from verifier.pool import Item, VerifierPool
 import time
@@ -245,3 +249,23 @@ def test_many_callers_of_one_event_loop():
 
     with make(options={}, prewarm=["numeric"], processes=2) as pool:
         assert asyncio.run(main(pool)) == [[1, 0]] * 200
+
+
+def test_progress_is_never_seen_half_written():
+    page = frames.Progress(mmap.mmap(-1, frames.PAGE))
+    page.set(frames.IDLE, 1000.0)
+    stop = threading.Event()
+
+    def write():
+        i = 0
+        while not stop.is_set():
+            i += 1
+            page.set(i % 7, 1000.0 + i)
+            page.set(frames.IDLE, 1000.0 + i)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = [page.get() for _ in range(20_000)]
+    stop.set()
+    writer.join()
+    assert all(-1 <= state < 7 and since >= 1000.0 for state, since in seen)
