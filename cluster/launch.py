@@ -86,6 +86,12 @@ def _ledger(argv: list[str]) -> int:
     return ledger(argv)
 
 
+def _report(argv: list[str]) -> int:
+    from cluster.report import main as report
+
+    return report(argv)
+
+
 COMMANDS = {
     "train": Command("RECIPE [flags]", "train a model by reinforcement learning", _train),
     "eval": Command("RECIPE|RUN [flags]", "accuracy on held-out prompts, without training", _eval),
@@ -94,6 +100,7 @@ COMMANDS = {
     "explain": Command("...", "what an objective does to a group of answers, in numbers", _explain),
     "verify": Command("...", "score answers with a verifier", _verify),
     "ledger": Command("RUN", "where every prompt and every token of a run went", _ledger),
+    "report": Command("RUN [RUN …] [--out FILE] [--png DIR] [--csv DIR]", "runs side by side on one HTML page", _report),
 }
 
 

@@ -56,7 +56,8 @@ def healthy(part: float, step: int) -> Fields:
 
 def said(course: Course, facts: Facts = FACTS, steps: int = 40) -> dict[str, str]:
     """Rule -> message of everything that a run is told in its `steps` steps."""
-    adviser, found = Adviser(facts), {}
+    adviser = Adviser(facts)
+    found: dict[str, str] = {}
     for step in range(1, steps + 1):
         fields = healthy(step / steps, step) | course(step / steps, step)
         found |= {advice.rule: str(advice) for advice in adviser.step(step, logged(fields))}
