@@ -17,11 +17,12 @@ logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
 MAX_CHARACTERS = 200
 MAX_OPERATIONS = 150
-MAX_EXPONENT = 64
+MAX_EXPONENT = 12
 MAX_NESTING = 12
 MAX_BARS = 4  # its parser takes exponential time in these
 _REFUSED = re.compile(
-    r"\\(?:int|iint|oint|sum|prod|lim|limsup|liminf|binom|det|partial|nabla|bigcup|bigcap|ldots|cdots|dots)(?![a-zA-Z])|!|\.\.|__|(?:[-+] *){3}"
+    r"\\(?:int|iint|oint|sum|prod|lim|limsup|liminf|binom|det|partial|nabla|bigcup|bigcap|ldots|cdots|dots)(?![a-zA-Z])"
+    r"|!|\.\.|__|(?:[-+] *){3}"
 )
 _DIGITS = re.compile(r"[0-9]{40,}")
 _EXPONENT = re.compile(r"\^ *(?:\{ *)?[-+]?([0-9]+)")
