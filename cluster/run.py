@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import asdict, dataclass
@@ -188,8 +189,8 @@ class Session:
         """Engines load while the learner warms up."""
         started = await self.within("engines", services.each(services.engines, "start"))
         self.hosts = [s["host"] for s in started]
-        for pids in await services.each([*services.engines, *services.ranks, *services.verifiers], "pids"):
-            services.pids.update(pids)
+        for host, pids in zip(self.hosts, await services.each(services.engines, "pids"), strict=True):
+            services.pids.update(pids if host == socket.gethostname() else ())
         self.record.seconds["start_engines"] = self.record.elapsed()
         self.display.note(f"engines are ready after {self.record.elapsed():.0f} s")
 

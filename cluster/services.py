@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import time
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,7 @@ from rollout.actor import Rollout
 from verifier.actor import VerifierActor
 
 STOP_SECONDS = 5.0  # for an actor to end by itself
+GONE_SECONDS = 2.0  # for its processes to be gone after that
 MANY = 10_000  # calls that an asynchronous actor may have under way
 
 
@@ -35,7 +38,7 @@ class ModelFacts:
 
 @dataclass
 class Services:
-    """Handles of all actors. Each list is in the order of the actors' own indices."""
+    """Handles of all actors, each list in the order of their indices; `pids` are engines' processes on this machine."""
 
     places: Places
     engines: list[Any] = field(default_factory=list)
@@ -50,16 +53,19 @@ class Services:
     async def stop(self) -> None:
         """End every actor: asked first, killed after `STOP_SECONDS`; then every process that they had started."""
         everyone = [*self.engines, *self.verifiers, *self.ranks]
-        asked = [as_coroutine(a.close.remote() if a in self.verifiers else a.stop.remote()) for a in everyone]
-        await asyncio.wait([asyncio.ensure_future(a) for a in asked], timeout=STOP_SECONDS) if asked else None
-        for actor in everyone:
-            ray.kill(actor)
-        for pid in self.pids - {os.getpid()}:
-            if Path(f"/proc/{pid}").exists():
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except (ProcessLookupError, PermissionError):
-                    continue
+        asked = {asyncio.ensure_future(as_coroutine(a.close.remote() if a in self.verifiers else a.stop.remote())): a for a in everyone}
+        done = (await asyncio.wait(asked, timeout=STOP_SECONDS))[0] if asked else set()
+        for task, actor in asked.items():
+            if task in done and task.exception() is None:
+                actor.__ray_terminate__.remote()  # an actor that is killed would be reported as a fault
+            else:
+                ray.kill(actor)
+        deadline = time.monotonic() + GONE_SECONDS
+        while (left := [pid for pid in self.pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def as_coroutine(ref: Any) -> Coroutine[Any, Any, Any]:
