@@ -75,7 +75,7 @@ def _explain(argv: list[str]) -> int:
 
 
 def _verify(argv: list[str]) -> int:
-    from cluster.verify import main as verify
+    from verifier.verify import main as verify
 
     return verify(argv)
 
@@ -98,7 +98,7 @@ COMMANDS = {
     "check": Command("RECIPE [flags]", "all that can be known before actors start: config, data, gold answers, resources", _check),
     "export": Command("RUN [--step N] [--dtype D] [--out PATH]", "a checkpoint of a run as a Hugging Face folder", _export),
     "explain": Command("...", "what an objective does to a group of answers, in numbers", _explain),
-    "verify": Command("...", "score answers with a verifier", _verify),
+    "verify": Command("FILE|- [--verifier NAME] [--output FILE]", "score answers with a verifier", _verify),
     "ledger": Command("RUN", "where every prompt and every token of a run went", _ledger),
     "report": Command("RUN [RUN …] [--out FILE] [--png DIR] [--csv DIR]", "runs side by side on one HTML page", _report),
 }

@@ -13,7 +13,7 @@ from typing import Any
 from cluster.ledger import LEDGER_FILE, Books, read_books
 from cluster.metrics import TABLE, name
 from cluster.report_tokens import Pieces
-from cluster.runfolder import CONFIG, SUMMARY
+from cluster.runfolder import CONFIG, EVALUATIONS, SUMMARY
 from cluster.sinks import ADVICE, LENGTHS, METRICS, SAMPLES, read_rows
 from learner.admission import RIGHT
 from learner.denominators import answer_weights
@@ -39,7 +39,16 @@ class Run:
     lengths: list[dict[str, Any]]
     samples: list[dict[str, Any]]
     advice: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
     books: Books | None
+
+    def points(self, field: str) -> tuple[list[int], Values]:
+        """(steps, values) of a field; those of an evaluation from evaluations.jsonl, which has the one before training."""
+        kind, _, key = field.partition(".")
+        if kind != "eval" or not self.evaluations:
+            return self.steps, self.values(field)
+        found = {row["step"]: _number(row.get(key)) for row in self.evaluations}  # a step evaluated anew counts as it was last
+        return sorted(found), [found[step] for step in sorted(found)]
 
     def values(self, field: str) -> Values:
         """The series of a field of the table; None at every step where it was never logged."""
@@ -99,6 +108,7 @@ def read_run(folder: Path, label: str) -> Run:
         lengths=read_rows(folder / LENGTHS),
         samples=read_rows(folder / SAMPLES),
         advice=read_rows(folder / ADVICE),
+        evaluations=read_rows(folder / EVALUATIONS),
         books=read_books(folder) if (folder / LEDGER_FILE).is_file() else None,
     )
 

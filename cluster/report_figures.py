@@ -69,7 +69,7 @@ def _curves(made: Sequence[Panel], columns: int, height: int) -> go.Figure:
             if all(v is None for v in values):
                 continue
             at = {"row": i // columns + 1, "col": i % columns + 1}
-            sparse = sum(v is not None for v in values) < len(values)
+            sparse = panel.field.startswith("eval.") or sum(v is not None for v in values) < len(values)
             pairs = [(s, v) for s, v in zip(steps, values, strict=True) if v is not None]
             x, y = [s for s, _ in pairs], [float(f"{v:.5g}") for _, v in pairs]
             width = smoothing(len(x))

@@ -81,9 +81,10 @@ def _curves(runs: Sequence[Run], fields: Sequence[str], columns: int) -> Figure 
             pairs = [(s, v) for s, v in zip(steps, values, strict=True) if v is not None]
             x, y = [s for s, _ in pairs], [v for _, v in pairs]
             width = smoothing(len(x))
+            mark = "." if made[i].field.startswith("eval.") or len(x) < len(steps) else ""
             if width > 1:
                 axis.plot(x, y, color=colour(place), alpha=0.3, linewidth=0.8)
-            axis.plot(x, smooth(list(y), width), color=colour(place), label=label, linewidth=1.5, marker="." if len(x) < len(steps) else "")
+            axis.plot(x, smooth(list(y), width), color=colour(place), label=label, linewidth=1.5, marker=mark)
         axis.set_title(made[i].title, fontsize=10)
         axis.grid(alpha=0.25)
         axis.tick_params(labelsize=8)

@@ -72,7 +72,7 @@ def panels(runs: Sequence[Run], fields: Sequence[str]) -> list[Panel]:
     """Those of the metrics that any of the runs logged."""
     made = []
     for field in fields:
-        lines = [(run.label, run.steps, run.values(field)) for run in runs]
+        lines = [(run.label, *run.points(field)) for run in runs]
         if any(v is not None for _, _, values in lines for v in values):
             made.append(Panel(field, lines))
     return made

@@ -6,6 +6,7 @@
     summary.json     the figures of the run, written at its end
     metrics.jsonl    one object a step            (cluster/sinks.py)
     samples.jsonl    some groups of every step    (cluster/samples.py)
+    evaluations.jsonl  one object an evaluation   (cluster/record.py)
     lengths.jsonl    lengths of a batch's answers (cluster/samples.py)
     advice.jsonl     what was advised, and when   (cluster/advice.py)
     tensorboard/     the metrics as event files   (cluster/sinks.py)
@@ -33,6 +34,7 @@ LOCK = "run.lock"
 CONFIG = "config.toml"
 VERSIONS = "versions.json"
 SUMMARY = "summary.json"
+EVALUATIONS = "evaluations.jsonl"
 _INERT = {LOCK}  # files whose presence does not make a folder that of an earlier run
 
 PACKAGES = (

@@ -148,7 +148,8 @@ def test_images_without_matplotlib_are_one_sentence(
 BROWSE = """
 <script>
 addEventListener("load", () => setTimeout(() => {
-  const told = { plots: [...document.querySelectorAll('div[id^="plot"],#explored')].map((p) => p.querySelectorAll(".main-svg").length > 0) };
+  const told = {};
+  told.plots = [...document.querySelectorAll('div[id^="plot"],#explored')].map((p) => p.querySelectorAll(".main-svg").length > 0);
   const look = () => ({ which: byId("which").textContent, at: byId("at").textContent, prompt: document.querySelector(".prompt").textContent,
     answers: [...document.querySelectorAll(".answer")].map((a) => a.textContent),
     colours: [...document.querySelectorAll(".answer")].map((a) => a.querySelector(".token").style.background),

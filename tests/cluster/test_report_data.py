@@ -81,6 +81,15 @@ def test_settings_in_which_runs_differ(tmp_path: Path) -> None:
     ]
 
 
+def test_evaluations_come_from_their_file_with_the_one_before_training(run: Run, tmp_path: Path) -> None:
+    assert run.points("eval.greedy")[0] == list(range(1, 13)), "without the file, as the steps logged them"
+    rows = [{"step": 0, "greedy": 0.25}, {"step": 10, "greedy": 0.5}, {"step": 10, "greedy": 0.625, "avg_at_k": None}]
+    (run.folder / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = read_run(run.folder, "one")
+    assert read.points("eval.greedy") == ([0, 10], [0.25, 0.625]) and read.points("eval.avg_at_k") == ([0, 10], [None, None])
+    assert panels([read], ("eval.greedy",))[0].lines == [("one", [0, 10], [0.25, 0.625])]
+
+
 # -- plots ------------------------------------------------------------------------------------------------------------
 
 
