@@ -1,6 +1,7 @@
 """Live metrics: every row of the table as a gauge of `ray.util.metrics`, for Ray's dashboard, Prometheus and Grafana.
 
-The driver sets them once a step. Ray exports a gauge `winnow_x` as `ray_winnow_x`, on each node's metrics port.
+The driver sets them once a step. Ray exports a gauge `winnow_x` as `ray_winnow_x`, on each node's metrics port. They are a copy for
+the eye: where they fail, a line says so and the run goes on without.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ def gauge_name(metric: Metric) -> str:
 class Live:
     """The gauges of one run. Sums and totals that a step does not log are 0: nothing happened; other gauges keep their value."""
 
-    def __init__(self, run: str, gauge: Callable[..., Any] | None = None) -> None:
-        """`gauge` is `ray.util.metrics.Gauge` unless given. Nothing happens before the first `set`."""
-        self._run, self._make = run, gauge
+    def __init__(self, run: str, gauge: Callable[..., Any] | None = None, note: Callable[[str], None] = print) -> None:
+        """`gauge` is `ray.util.metrics.Gauge` unless given; `note` takes a line of warning. Nothing happens before the first `set`."""
+        self._run, self._make, self._note = _ascii(run), gauge, note
+        self._off = False
         self._gauges: dict[str, Any] = {}
         self._rows = {m.name: m for m in TABLE if "*" not in m.name}
         self._stars = [(m.name.removesuffix("*"), m) for m in TABLE if "*" in m.name]
@@ -36,13 +38,18 @@ class Live:
 
     def set(self, metrics: Mapping[str, float]) -> None:
         """One step's numbers by logged name."""
-        for name, value in {**dict.fromkeys(self._unlogged, 0.0), **metrics}.items():
-            if value is None:
-                continue
-            row, key = self._row(name)
-            self._gauge(row).set(float(value), tags={RUN: self._run, **({KEY: key} if key is not None else {})})
-            if row.reduction == "total":
-                self._unlogged.discard(name)
+        if self._off:
+            return
+        every = {**dict.fromkeys(self._unlogged, 0.0), **metrics}
+        rows = [(*self._row(name), name, value) for name, value in every.items() if value is not None]
+        try:
+            for row, key, name, value in rows:
+                self._gauge(row).set(float(value), tags={RUN: self._run, **({KEY: _ascii(key)} if key is not None else {})})
+                if row.reduction == "total":
+                    self._unlogged.discard(name)
+        except Exception as error:
+            self._off = True
+            self._note(f"live metrics are off from here on: {type(error).__name__}: {error}".splitlines()[0])
 
     def _row(self, name: str) -> tuple[Metric, str | None]:
         if name in self._rows:
@@ -60,7 +67,10 @@ class Live:
 
                 self._make = Gauge
             labels = (RUN, KEY) if "*" in metric.name else (RUN,)
-            # Ray's gauges take ASCII alone.
-            meaning = f"{metric.meaning} ({metric.unit})".encode("ascii", "replace").decode()
-            self._gauges[name] = self._make(name, description=meaning, tag_keys=labels)
+            self._gauges[name] = self._make(name, description=_ascii(f"{metric.meaning} ({metric.unit})"), tag_keys=labels)
         return self._gauges[name]
+
+
+def _ascii(text: str) -> str:
+    """Ray's gauges take ASCII alone."""
+    return text.encode("ascii", "replace").decode()

@@ -66,6 +66,26 @@ def test_what_did_not_happen_is_0_and_what_was_not_measured_stays(live: Live) ->
     assert "winnow_train_loss" not in values()
 
 
+def test_labels_are_ascii_which_is_all_that_ray_takes() -> None:
+    Gauge.made = []
+    Live("läuft", Gauge).set(logged({"buffer.rewards.größe": 1.0}))
+    assert values()["winnow_reward_each"] == {("l?uft", "gr??e"): 1.0}
+    assert all(gauge.description.isascii() for gauge in Gauge.made)
+
+
+def test_gauges_that_break_end_with_a_line() -> None:
+    notes: list[str] = []
+
+    class Broken(Gauge):
+        def set(self, value: float, tags: dict[str, str]) -> None:
+            raise RuntimeError("no agent\nfar down")
+
+    live = Live("r1", Broken, notes.append)
+    for _ in range(3):
+        live.set(logged({"buffer.reward": 0.5}))
+    assert notes == ["live metrics are off from here on: RuntimeError: no agent"]
+
+
 def test_a_name_without_a_row_is_refused(live: Live) -> None:
     with pytest.raises(AssertionError, match="cleverness"):
         live.set({"cleverness": 1.0})
