@@ -9,8 +9,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
-from learner.config import BufferConfig, ModelConfig, ObjectiveConfig, OptimConfig
-from learner.variants import resolve_objective
+from learner.config import BufferConfig, CriticConfig, ModelConfig, ObjectiveConfig, OptimConfig
+from learner.variants import check_critic, resolve_objective
 from rollout.config import DataConfig, RolloutConfig
 from rollout.errors import UserError
 from verifier.config import VerifyConfig
@@ -76,7 +76,7 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: str = Field("run", description="name of the run")
-    steps: int = Field(100, ge=0, description="batches to train on")
+    steps: int = Field(100, ge=0, description="batches to train on; those of --value_pretrain come before them")
     seed: int = Field(0, description="seed of prompts, sampling and initial weights")
     run_dir: str | None = Field(None, description="run folder; default: runs/NAME-TIME")
     resume: bool = Field(False, description="go on from the newest good checkpoint in run_dir")
@@ -88,10 +88,16 @@ class RunConfig(BaseModel):
     model: ModelConfig = Field(default_factory=ModelConfig)
     optim: OptimConfig = Field(default_factory=OptimConfig)
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
+    critic: CriticConfig = Field(default_factory=CriticConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     warmup: WarmupConfig = Field(default_factory=WarmupConfig)
     log: LogConfig = Field(default_factory=LogConfig)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+
+    @property
+    def batches(self) -> int:
+        """Batches of the whole run: those that pre-train a value model, then `steps` that move the policy."""
+        return self.steps + (self.critic.value_pretrain if self.objective.baseline == "critic" else 0)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -204,7 +210,7 @@ def resolved_objective(cfg: RunConfig) -> ObjectiveConfig:
 
 def _check_objective(cfg: RunConfig) -> Iterator[str]:
     try:
-        resolved_objective(cfg)
+        check_critic(cfg.critic, resolved_objective(cfg), cfg.variant)
     except UserError as error:
         yield str(error)
 

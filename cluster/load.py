@@ -51,6 +51,7 @@ def resolve(recipe: str | None, flags: Mapping[str, Any]) -> RunConfig:
     tree = read_recipe(path) if path is not None else {}
     if path is not None and path.name == RUN_CONFIG and Path(str(recipe)).is_dir():
         tree["run_dir"] = str(recipe)
+    _say_what_is_none(tree)
     merged = merge(tree, flags)
     no_truth_for_a_number(merged, path)
     try:
@@ -74,6 +75,15 @@ def merge(recipe: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]
     return tree
 
 
+def _say_what_is_none(tree: dict[str, Any]) -> None:
+    """In a config that was written out whole, what its variant would set and is not there was None, for which TOML has no word."""
+    there = {f"{section}.{leaf}" for section, keys in tree.items() if isinstance(keys, Mapping) for leaf in keys}
+    if all(key in there for key, info in fields().items() if "." in key and info.default is not None):
+        for key in preset_keys(tree.get("variant")).keys() - there:
+            section, _, leaf = key.partition(".")
+            tree[section][leaf] = None
+
+
 def _lay_over(tree: dict[str, Any], flat: Mapping[str, Any]) -> None:
     for key, value in flat.items():
         *sections, leaf = key.split(".")
@@ -89,7 +99,7 @@ def preset_keys(variant: object) -> dict[str, Any]:
     """The dotted keys that a variant sets; nothing for None."""
     if variant is None:
         return {}
-    return {f"objective.{k}": v for k, v in preset(str(variant)).items()}
+    return {flag_names()[flag]: value for flag, value in preset(str(variant)).items()}
 
 
 # -- the recipe ---------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class StepReport:
 
 
 class Loop:
-    """Drives the services until `steps` batches are committed, the prompts end, or a stop is asked for."""
+    """Drives the services until all batches of the run are committed, the prompts end, or a stop is asked for."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Loop:
         """Until the end. Raises RunFailed or RefillError when it cannot go on."""
         watch = asyncio.ensure_future(self._watch())
         try:
-            while self.step < self.config.steps and not self.stopping:
+            while self.step < self.config.batches and not self.stopping:
                 started = time.monotonic()
                 batch = await self._timed("wait", self.fill())
                 if batch is None:
@@ -261,7 +261,7 @@ class Loop:
         started = time.monotonic()
         published = await self.sync.publish(self.step)
         self._loading = asyncio.ensure_future(self.sync.load(published, time.monotonic() - started))
-        if self.config.rollout.max_staleness == 0 or self.step == self.config.steps:
+        if self.config.rollout.max_staleness == 0 or self.step == self.config.batches:
             return await self._loaded()
         return before
 
@@ -275,7 +275,7 @@ class Loop:
     async def evaluate(self) -> EvalStats | None:
         """Held-out accuracy of this version, when it is due."""
         every = self.config.eval.eval_every
-        last = self.step >= self.config.steps
+        last = self.step >= self.config.batches
         if not self.evaluator.prompts or not (last or (every and self.step % every == 0)):
             return None
         self.doing = "evaluates"
@@ -298,7 +298,7 @@ class Loop:
     async def save(self) -> None:
         """A checkpoint, when it is due."""
         every = self.config.log.checkpoint_every
-        if every and self.step % every == 0 and self.step < self.config.steps:
+        if every and self.step % every == 0 and self.step < self.config.batches:
             self.doing = "writes a checkpoint"
             await self.checkpoint()
 

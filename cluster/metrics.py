@@ -102,6 +102,23 @@ TABLE: tuple[Metric, ...] = (
     M("train.ratio_min", "ratio/min", "1", "min", "the same, the smallest"),
     M("train.ratio_max", "ratio/max", "1", "max", "the same, the largest"),
     M("train.clamped", "ratio/clamped", "tokens", "sum", "tokens whose log-ratio lay beyond ±20 and was clamped"),
+    # the critic; advantages, values and returns are those before the batch's first step, over its unmasked tokens
+    M("train.critic.frozen", "critic/frozen", "1", "last", "1 while the value model is pre-trained and the policy stays as it is"),
+    M("train.critic.loss", "critic/loss", "reward²", "mean", "the value's loss, ½ (V − R)², over the optimiser steps"),
+    M("train.critic.explained_variance", "critic/explained_variance", "1", "last", "1 − Var(R − V) / Var(R)"),
+    M("train.critic.grad_norm", "critic/grad_norm", "norm", "mean", "the value's gradient norm before clipping, over the optimiser steps"),
+    M("train.critic.lr", "critic/lr", "1", "last", "learning rate of the value model"),
+    M("train.critic.clipfrac", "critic/clipfrac", "1", "share", "unmasked tokens whose `value_clip` binds"),
+    M("train.critic.value_mean", "critic/value_mean", "reward", "mean", "value V"),
+    M("train.critic.return_mean", "critic/return_mean", "reward", "mean", "return R, the value's target"),
+    M("train.critic.return_std", "critic/return_std", "reward", "last", "its standard deviation"),
+    M("train.critic.advantage_mean", "advantage/mean", "reward", "mean", "advantage per token, before `adv_norm`"),
+    M("train.critic.advantage_std", "advantage/std", "reward", "last", "its standard deviation"),
+    M("train.critic.advantage_min", "advantage/min", "reward", "min", "the same, the smallest"),
+    M("train.critic.advantage_max", "advantage/max", "reward", "max", "the same, the largest"),
+    M("train.critic.lambda", "advantage/lambda", "1", "mean", "lambda of the policy's advantages, over the answers"),
+    M("train.critic.nll", "nll/loss", "nats", "mean", "negative log-likelihood per token of right answers, before its coefficient"),
+    M("train.critic.nll_share", "nll/share", "1", "mean", "its part of Σ |d loss / d log-probability| over tokens, it and the rest apart"),
     # engine against learner
     M("train.mismatch.mean_abs", "mismatch/mean", "nats", "mean", "|learner − engine| log-probability, before the batch's first step"),
     M("train.mismatch.max_abs", "mismatch/max", "nats", "max", "the same, the largest"),
@@ -146,6 +163,8 @@ TABLE: tuple[Metric, ...] = (
     M("train.seconds.prepare", "time/train_prepare", "s", "sum", "packing"),
     M("train.seconds.old", "time/train_old", "s", "sum", "log-probabilities under `old`, where that is a pass of its own"),
     M("train.seconds.reference", "time/train_reference", "s", "sum", "log-probabilities of the reference model"),
+    M("train.seconds.values", "time/train_values", "s", "sum", "values, and the advantages that follow, where there is a critic"),
+    M("train.seconds.value", "time/train_value", "s", "sum", "forward and backward passes of the value model"),
     M("train.seconds.advantages", "time/train_advantages", "s", "sum", "advantages"),
     M("train.seconds.forward_backward", "time/train_forward_backward", "s", "sum", "forward and backward passes"),
     M("train.seconds.optimiser", "time/train_optimiser", "s", "sum", "gradient norm, clipping and AdamW"),
@@ -246,6 +265,7 @@ _ELSEWHERE = ("loss", "tokens", "answers", "mismatch_abs", "mismatch_masked")  #
 def train_record(stats: StepStats) -> dict[str, float]:
     """Fields of what the learner did with a batch: the optimiser steps reduced as the table says."""
     taken = [s for s in stats.steps if not s.skipped]
+    judged = [s.critic for s in stats.steps if s.critic and s.skipped != "nonfinite"]
     found = {f"train.{k}": v for k, v in stats.stats.items() if k not in _ELSEWHERE and v is not None}
     found |= {f"train.{k}": float(stats.stats[k] or 0) / max(len(taken), 1) for k in _SUMMED if k in stats.stats}
     found |= flat("train.mismatch", stats.mismatch) if stats.mismatch.tokens else {}
@@ -257,6 +277,10 @@ def train_record(stats: StepStats) -> dict[str, float]:
         "train.steps": len(stats.steps),
         "train.micro_batches": sum(s.micro_batches for s in stats.steps),
     }
+    found |= {f"train.critic.{k}": v for k, v in stats.critic.items() if v is not None}
+    for key in sorted({key for critic in judged for key in critic}):
+        values = [v for critic in judged if (v := critic.get(key)) is not None]
+        found[f"train.critic.{key}"] = values[-1] if key == "lr" else math.fsum(values) / len(values)
     if stats.steps:
         found["train.lr"] = stats.steps[-1].lr
     if taken:

@@ -13,6 +13,7 @@ import numpy as np
 from cluster.config import RunConfig, resolved_objective
 from cluster.services import ModelFacts
 from learner.config import ObjectiveConfig
+from learner.model import check_value_model
 from learner.step import LearnerSettings
 from learner.variants import inert_clip
 from learner.warmup import Example
@@ -69,7 +70,10 @@ def prepare(cfg: RunConfig, run_dir: Path) -> Prepared:
         # The reference is what RL starts from, which after a warm-up is its result.
         reference=str(warm_folder) if cfg.warmup.warmup_steps else folder,
         reward_weights=tuple(cfg.verify.reward_weights.values()) or None,
+        critic=cfg.critic,
     )
+    if objective.baseline == "critic" and cfg.critic.value_model is not None:
+        check_value_model(cfg.critic.value_model, folder, cfg.model.trust_remote_code)
     stream = PromptStream(cfg.data, tokenizer, cfg.seed, run_dir)
     return Prepared(facts, settings, tokenizer, str(tokenizer_folder), stream, warm_folder, notes_of(cfg, objective))
 
@@ -78,6 +82,10 @@ def notes_of(cfg: RunConfig, objective: ObjectiveConfig) -> tuple[str, ...]:
     """What the user should know of the resolved flags."""
     flags = {k: v for k, v in objective.model_dump().items() if v is not None}
     notes = [f"objective {cfg.variant or 'grpo'}: " + " ".join(f"--{k} {v}" for k, v in flags.items())]
+    if objective.baseline == "critic":
+        flags = {k: v for k, v in cfg.critic.model_dump().items() if v is not None}
+        frozen = f": the policy stays as it is for the first {cfg.critic.value_pretrain} batches, and moves in {cfg.steps} more"
+        notes.append("critic " + " ".join(f"--{k} {v}" for k, v in flags.items()) + (frozen if cfg.critic.value_pretrain else ""))
     if inert_clip(objective, cfg.optim.minibatches, cfg.optim.epochs):
         notes.append("one optimiser step a batch, with the ratio to the policy that began it: every ratio is 1, and no clip can bind")
     return tuple(notes)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor
+from torch import Tensor, nn
 
 from learner.model import Policy, free_gathered, full_weights
 from learner.optim import ensure_state
@@ -27,6 +27,7 @@ from rollout.errors import UserError
 
 MANIFEST = "learner.json"
 FORMAT = "winnow-learner-1"
+VALUE = "value"  # what a value model is called here
 # What a Hugging Face folder has beside weights: these are copied into an export where the source has them.
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -43,31 +44,63 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class Counters:
-    """Where training stands: batches trained (the weight version), optimiser steps gone by, non-finite ones in a row."""
+    """Where training stands: batches trained (the weight version), optimiser steps gone by, non-finite ones in a row, the value's steps."""
 
     batches: int = 0
     optimiser_steps: int = 0
     nonfinite_in_a_row: int = 0
+    value_steps: int = 0
 
 
-def save_checkpoint(policy: Policy, optimizer: torch.optim.AdamW, counters: Counters, folder: Path | str) -> None:
-    """Write weights, optimiser, counters and torch's random state to `folder`, in place of what was there.
+@dataclass(frozen=True)
+class Trained:
+    """A model that is trained, its parameters by name, and its optimiser. The policy's `kind` is "", another's stands before its keys."""
+
+    kind: str
+    model: nn.Module
+    params: dict[str, nn.Parameter]
+    optimizer: torch.optim.AdamW
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """Shape of each parameter, whole."""
+        return {name: list(p.shape) for name, p in self.params.items()}
+
+    @property
+    def adam_step(self) -> float:
+        """Steps that its optimiser has taken."""
+        return max((float(s["step"]) for s in self.optimizer.state.values()), default=0.0)
+
+    def state(self) -> dict[str, Any]:
+        """Its tensors by name; loading writes into them."""
+        lead, state = f"{self.kind}_" if self.kind else "", self.optimizer.state
+        return {
+            f"{lead}weights": {name: p.detach() for name, p in self.params.items()},
+            f"{lead}exp_avg": {name: state[p]["exp_avg"] for name, p in self.params.items()},
+            f"{lead}exp_avg_sq": {name: state[p]["exp_avg_sq"] for name, p in self.params.items()},
+        }
+
+
+def save_checkpoint(trained: Sequence[Trained], counters: Counters, folder: Path | str) -> None:
+    """Write weights, optimisers, counters and torch's random state to `folder`, in place of what was there. The policy comes first.
 
     Every rank writes and checksums its own shards; the folder appears under its name only when all are on disk.
     Raises OSError on every rank when one cannot write; what was in `folder` is then still there.
     """
     folder = Path(folder)
     partial = _on_rank_0(lambda: _begin(folder))
-    ensure_state(optimizer)
-    dcp.save(_state(policy, optimizer), checkpoint_id=str(partial))
+    for one in trained:
+        ensure_state(one.optimizer)
+    dcp.save(_state(trained), checkpoint_id=str(partial))
     sums = _own_checksums(partial)
-    steps = [float(s["step"]) for s in optimizer.state.values()]
+    policy, *others = trained
     manifest = {
         "format": FORMAT,
         "counters": asdict(counters),
-        "adam_step": max(steps, default=0.0),
-        "weights": {name: list(p.shape) for name, p in policy.hf.named_parameters()},
+        "adam_step": policy.adam_step,
+        "weights": policy.shapes,
         "files": {name: {"bytes": size, "sha256": digest} for name, (size, digest) in sorted(sums.items())},
+        **{one.kind: {"adam_step": one.adam_step, "weights": one.shapes} for one in others},
     }
 
     def finish() -> None:
@@ -80,28 +113,37 @@ def save_checkpoint(policy: Policy, optimizer: torch.optim.AdamW, counters: Coun
     _on_rank_0(finish)
 
 
-def load_checkpoint(policy: Policy, optimizer: torch.optim.AdamW, folder: Path | str) -> Counters:
-    """Load weights, optimiser and random state in place, on any number of ranks, and return the counters.
+def load_checkpoint(trained: Sequence[Trained], folder: Path | str) -> Counters:
+    """Load weights, optimisers and random state in place, on any number of ranks, and return the counters.
 
     Raises UserError, before anything is changed, for a folder that is no checkpoint, has a damaged or missing file, or
-    belongs to another model.
+    belongs to another model, or to a run with a value model where this one has none (or the other way round).
     """
     folder = Path(folder)
     manifest = _on_rank_0(lambda: check_checkpoint(folder))
-    mine = {name: list(p.shape) for name, p in policy.hf.named_parameters()}
-    if manifest["weights"] != mine:
-        differing = sorted(set(map(str, manifest["weights"].items())) ^ set(map(str, mine.items())))
+    if (VALUE in manifest) != any(one.kind == VALUE for one in trained):
+        holds = "holds a value model, which this run has not" if VALUE in manifest else "holds no value model, and this run has one"
+        raise UserError(f"{folder / MANIFEST} {holds}: resume with the baseline of the run that wrote it")
+    for one in trained:
+        _same_model(manifest[one.kind] if one.kind else manifest, one, folder)
+    for one in trained:
+        ensure_state(one.optimizer)
+    state = _state(trained)
+    dcp.load(state, checkpoint_id=str(folder))
+    torch.set_rng_state(state["rng"])
+    for one in trained:
+        for param_state in one.optimizer.state.values():
+            param_state["step"].fill_((manifest[one.kind] if one.kind else manifest)["adam_step"])
+        free_gathered(one.model)
+    return Counters(**manifest["counters"])
+
+
+def _same_model(told: dict[str, Any], one: Trained, folder: Path) -> None:
+    if told["weights"] != one.shapes:
+        differing = sorted(set(map(str, told["weights"].items())) ^ set(map(str, one.shapes.items())))
         raise UserError(
             f"{folder / MANIFEST} is a checkpoint of another model (they differ in {differing[0]}): resume with the model that wrote it"
         )
-    ensure_state(optimizer)
-    state = _state(policy, optimizer)
-    dcp.load(state, checkpoint_id=str(folder))
-    torch.set_rng_state(state["rng"])
-    for param_state in optimizer.state.values():
-        param_state["step"].fill_(manifest["adam_step"])
-    free_gathered(policy)
-    return Counters(**manifest["counters"])
 
 
 def check_checkpoint(folder: Path | str) -> dict[str, Any]:
@@ -157,15 +199,9 @@ def _write_hf(policy: Policy, weights: dict[str, Tensor], folder: Path, dtype: t
     _put_in_place(partial, folder)
 
 
-def _state(policy: Policy, optimizer: torch.optim.AdamW) -> dict[str, Any]:
+def _state(trained: Sequence[Trained]) -> dict[str, Any]:
     """The tensors of a checkpoint by name; loading writes into them."""
-    named = dict(policy.hf.named_parameters())
-    return {
-        "weights": {name: p.detach() for name, p in named.items()},
-        "exp_avg": {name: optimizer.state[p]["exp_avg"] for name, p in named.items()},
-        "exp_avg_sq": {name: optimizer.state[p]["exp_avg_sq"] for name, p in named.items()},
-        "rng": torch.get_rng_state(),
-    }
+    return {"rng": torch.get_rng_state()} | {key: tensors for one in trained for key, tensors in one.state().items()}
 
 
 def _checksum(path: Path) -> tuple[int, str]:

@@ -119,3 +119,19 @@ class ObjectiveConfig(BaseModel):
     mismatch_cap: float = Field(2.0, gt=0, description="highest weight of the mismatch correction")
     mismatch_low: float = Field(0.5, ge=0, description="lowest weight that icepop and geo-mask keep")
     loss_agg: LossAgg = Field("token-mean", description="how the terms of all tokens become one loss")
+
+
+class CriticConfig(BaseModel):
+    """The value model of `--baseline critic`: how it is trained, and how advantages follow from it (VC-PPO, VAPO)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    value_model: str | None = Field(None, description="checkpoint folder or hub name that the value model starts from, of the policy's architecture; default: what the policy starts from")
+    value_pretrain: int = Field(0, ge=0, description="batches on which the value model alone is trained, with Monte-Carlo returns, before the policy moves for --steps more")
+    value_lr: float | None = Field(None, gt=0, description="learning rate of the value model, constant after lr_warmup_steps; default: 2 · lr")
+    value_coef: float = Field(1.0, gt=0, description="weight of the value's loss, ½ (V - R)² averaged over all tokens of the step")
+    value_clip: float | None = Field(None, gt=0, description="a value counts as moved by at most this within a batch; default: off")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="lambda of the policy's advantages")
+    gae_lambda_value: float = Field(1.0, ge=0, le=1, description="lambda of the value's targets; 1: the Monte-Carlo return")
+    gae_length_alpha: float | None = Field(None, gt=0, description="lambda of the policy's advantages by length, 1 - 1 / (alpha · tokens of the answer), in place of gae_lambda; default: off")
+    positive_nll: float = Field(0.0, ge=0, description="weight of the negative log-likelihood of right answers, averaged over their tokens, in the policy's loss")

@@ -1,4 +1,4 @@
-"""The policy: a Hugging Face causal model, sharded by FSDP2, that gives log-probabilities of chosen tokens.
+"""The policy: a Hugging Face causal model, sharded by FSDP2, that gives log-probabilities of chosen tokens; and a model of values.
 
 Shape legend: R rows, W tokens of a row, N chosen tokens, H hidden size, V vocabulary.
 """
@@ -59,6 +59,25 @@ class Policy(nn.Module):
     def hidden_size(self) -> int:
         """Width of the decoder."""
         return int(self.hf.config.get_text_config().hidden_size)
+
+
+class ValueModel(nn.Module):
+    """The decoder of a causal model with a head of one number: the value of what stands before each chosen token.
+
+    The head starts at zero, so that the first values are 0 whatever the number of ranks.
+    """
+
+    def __init__(self, hf: PreTrainedModel) -> None:
+        super().__init__()
+        self.decoder = hf.get_decoder()
+        self.head = nn.Linear(int(hf.config.get_text_config().hidden_size), 1, bias=False)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, input_RW: Tensor, position_RW: Tensor, flat_N: Tensor) -> Tensor:
+        """`value_N` (float32) at the positions `flat_N` of the R·W, which predict the chosen tokens."""
+        hidden_RWH = self.decoder(input_ids=input_RW, position_ids=position_RW, use_cache=False).last_hidden_state
+        hidden_NH = hidden_RWH.flatten(0, 1).index_select(0, flat_N)
+        return hidden_NH.float() @ self.head.weight.float()[0]
 
 
 def build_tiny(folder: Path | str, config_kwargs: dict[str, Any], seed: int) -> None:
@@ -131,29 +150,57 @@ def load_policy(model: str, config: ModelConfig, *, mesh: DeviceMesh, device: to
     hf.train()
     hf.requires_grad_(trainable)
     policy = Policy(hf, config.logit_chunk)
-    shard(policy, config, mesh=mesh)
+    shard(policy, hf.get_decoder(), config, mesh=mesh)
     return policy.to(device) if device.type != "cpu" else policy
 
 
-def shard(policy: Policy, config: ModelConfig, *, mesh: DeviceMesh) -> None:
-    """`fully_shard` every decoder layer, then the root, with gradients that sum over ranks."""
+def load_value(model: str, config: ModelConfig, *, mesh: DeviceMesh, device: torch.device) -> ValueModel:
+    """A value model on the decoder of a checkpoint, trainable, sharded as the policy is."""
+    hf = load_hf(model, config, device)
+    hf.train()
+    value = ValueModel(hf)
+    shard(value, value.decoder, config, mesh=mesh)
+    return value.to(device) if device.type != "cpu" else value
+
+
+SAME_SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
+
+
+def check_value_model(value_model: str, model: str, trust_remote_code: bool) -> None:
+    """Raises UserError where a checkpoint for the value model is not of the policy's architecture; reads their settings alone."""
+    try:
+        mine, policy = (AutoConfig.from_pretrained(m, trust_remote_code=trust_remote_code).get_text_config() for m in (value_model, model))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"value_model = {value_model!r} could not be loaded ({reason}): give a causal model like the policy's") from error
+    for name in SAME_SHAPE:
+        here, there = getattr(mine, name, None), getattr(policy, name, None)
+        if here != there:
+            raise UserError(
+                f"value_model = {value_model!r} has {name} = {here} and the policy {there}: give a checkpoint of the policy's "
+                "architecture, or leave value_model out"
+            )
+
+
+def shard(model: nn.Module, decoder: nn.Module, config: ModelConfig, *, mesh: DeviceMesh) -> None:
+    """`fully_shard` every layer of its decoder, then the root, with gradients that sum over ranks."""
     mixed = MixedPrecisionPolicy(param_dtype=DTYPES[config.compute_dtype], reduce_dtype=torch.float32)
-    for layer in policy.hf.get_decoder().layers:
+    for layer in decoder.layers:
         if config.activation_checkpointing:
             # On the forward itself, inside FSDP2's hooks: the recomputation then does not run them again.
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
         fully_shard(layer, mesh=mesh, mp_policy=mixed, reshard_after_forward=config.reshard_after_forward)
-    fully_shard(policy, mesh=mesh, mp_policy=mixed, reshard_after_forward=False)
-    for module in policy.modules():
+    fully_shard(model, mesh=mesh, mp_policy=mixed, reshard_after_forward=False)
+    for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
 
-def free_gathered(policy: Policy) -> None:
+def free_gathered(model: nn.Module) -> None:
     """Drop the root's gathered weights after a pass without gradient: the next pass must not meet old ones."""
-    assert isinstance(policy, FSDPModule)
-    policy.reshard()
+    assert isinstance(model, FSDPModule)
+    model.reshard()
 
 
 def local(tensor: Tensor) -> Tensor:

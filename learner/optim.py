@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +60,29 @@ def gradient_norm(grads: list[Tensor], all_reduce: Callable[[Tensor], None], dev
         square += torch.stack([n.double() for n in norms]).square().sum()
     all_reduce(square)
     return math.sqrt(value) if math.isfinite(value := square.item()) else math.inf
+
+
+@dataclass(frozen=True)
+class Update:
+    """One model's part of an optimiser step, not yet taken: its loss and gradient norm over all ranks, and the rate to step with."""
+
+    optimizer: torch.optim.Optimizer
+    grads: list[Tensor]
+    loss: float
+    norm: float
+    lr: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether it may be taken."""
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
+    def take(self, clip: float) -> None:
+        """Step, with gradients scaled to a norm of `clip` where they exceed it (0: not)."""
+        if clip and self.norm > clip:
+            scale_gradients(self.grads, clip / self.norm)
+        set_learning_rate(self.optimizer, self.lr)
+        self.optimizer.step()
 
 
 def scale_gradients(grads: list[Tensor], factor: float) -> None:

@@ -21,7 +21,7 @@ from learner.records import Mismatch
 
 @dataclass
 class MicroBatch:
-    """A micro-batch on the device, and the log-probabilities that earlier passes left there."""
+    """A micro-batch on the device, and what earlier passes left there: log-probabilities; with a critic values and what follows."""
 
     input_RW: Tensor
     position_RW: Tensor
@@ -33,6 +33,9 @@ class MicroBatch:
     ids_K: np.ndarray
     old_N: Tensor | None = None
     ref_N: Tensor | None = None
+    value_N: Tensor | None = None
+    return_N: Tensor | None = None
+    advantage_N: Tensor | None = None
 
     @classmethod
     def on(cls, device: torch.device, micro: Micro) -> MicroBatch:
@@ -48,13 +51,19 @@ class MicroBatch:
 
 @dataclass
 class Part:
-    """A mini-batch: the groups of one optimiser step, and this rank's micro-batches of it."""
+    """A mini-batch: the groups of one optimiser step, and this rank's micro-batches of it.
+
+    `weights_A` are the answers' weights in the policy's loss; those in the value's loss and in the likelihood of right answers are
+    set where there is a critic.
+    """
 
     groups: np.ndarray
     weights_A: np.ndarray
     tokens: int
     answers: int
     micro: list[MicroBatch]
+    value_weights_A: np.ndarray | None = None
+    nll_weights_A: np.ndarray | None = None
 
 
 @dataclass

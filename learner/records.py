@@ -13,7 +13,7 @@ import numpy as np
 
 from verifier.records import GroupSummary, ScoredGroup
 
-Skipped = Literal["", "nonfinite", "empty"]
+Skipped = Literal["", "nonfinite", "empty", "frozen"]
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,9 @@ class Batch:
 class OptimiserStep:
     """One optimiser step; every number is that of the whole step, over all ranks.
 
-    `skipped`: the step was not taken, because the loss or gradient was not finite, or nothing was unmasked.
-    `stats` are the objective's statistics by name, the fields of `learner.diagnostics.ObjectiveStats`; None: not measured.
+    `skipped`: the policy's step was not taken, because a loss or gradient was not finite, nothing was unmasked, or the policy is
+    frozen while the value model is pre-trained. `stats` are the objective's statistics by name, the fields of
+    `learner.diagnostics.ObjectiveStats`; None: not measured. `critic` is what `learner.critic` measured of the step.
     """
 
     loss: float
@@ -100,6 +101,7 @@ class OptimiserStep:
     micro_batches: int
     skipped: Skipped = ""
     stats: Mapping[str, float | None] = field(default_factory=dict)
+    critic: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -119,11 +121,12 @@ class Mismatch:
 class StepStats:
     """What training one batch yields, the same on every rank.
 
-    `seconds` is by part of the work: prepare, old, reference, advantages, forward_backward, optimiser, and `total`.
+    `seconds` is by part of the work: prepare, old, reference, values, advantages, forward_backward, value, optimiser, and `total`.
     `stats` are those of all steps that were not skipped as non-finite, added up (loss and its parts are sums over the steps).
-    `advantages` has each group's advantages_G by uid. `nonfinite` counts skipped steps of this batch,
-    `nonfinite_in_a_row` those since the last step that was taken; `failed` are the uids of the groups of skipped
-    non-finite steps, none of whose epochs was trained. `masked_tokens` counts tokens by why they are out of the loss.
+    `advantages` has each group's advantages_G by uid (with a critic their mean over the tokens of an answer). `nonfinite` counts
+    skipped steps of this batch, `nonfinite_in_a_row` those since the last step that was taken; `failed` are the uids of the
+    groups of skipped non-finite steps, none of whose epochs was trained. `masked_tokens` counts tokens by why they are out of the loss.
+    `critic` has what values, returns and advantages were before the batch's first step, by name.
     """
 
     index: int
@@ -139,3 +142,4 @@ class StepStats:
     masked_tokens: Mapping[str, int]
     seconds: Mapping[str, float]
     stats: Mapping[str, float | None] = field(default_factory=dict)
+    critic: Mapping[str, float | None] = field(default_factory=dict)

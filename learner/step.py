@@ -10,7 +10,7 @@ each rank's micro-batches add their shares, gradients sum over ranks, and all ra
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,54 +19,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from learner.answers import AnswerTable, batch_advantages, by_group, split_groups, tabulate
-from learner.checkpoint import Counters, export_hf, load_checkpoint, save_checkpoint
-from learner.config import ModelConfig, ObjectiveConfig, OptimConfig
+from learner.checkpoint import VALUE, Counters, Trained, export_hf, load_checkpoint, save_checkpoint
+from learner.critic import Critic
 from learner.denominators import answer_weights
 from learner.diagnostics import ObjectiveSums, finalise
 from learner.model import Policy, free_gathered, full_weights, load_policy, make_mesh
 from learner.objective import LossOutputs, grpo_loss
-from learner.optim import gradient_norm, learning_rate, local_gradients, make_adamw, scale_gradients, set_learning_rate
+from learner.optim import Update, gradient_norm, learning_rate, local_gradients, make_adamw
 from learner.pack import Answer, PackSettings, StepPlan, build_micro, plan_step
 from learner.parts import Clock, MicroBatch, MismatchSums, Part
 from learner.records import Batch, OptimiserStep, StepStats, TrainGroup
+from learner.settings import LOSS_FLAGS, LearnerSettings
 
-LOSS_FLAGS = (
-    "policy_loss",
-    "clip",
-    "clip_high",
-    "dual_clip",
-    "ratio_level",
-    "tau_pos",
-    "tau_neg",
-    "kl_coef",
-    "kl_estimator",
-    "kl_in",
-    "entropy_coef",
-    "mismatch",
-    "mismatch_cap",
-    "mismatch_low",
-    "loss_agg",
-)
-
-
-@dataclass(frozen=True)
-class LearnerSettings:
-    """All that a learner is told. `ratio_to` is resolved; `max_tokens` is the generation budget L.
-
-    `reference` is the checkpoint of the reference model (default: `model`), loaded only where a KL term has a weight.
-    `total_steps` counts optimiser steps of the whole run, for the schedule.
-    """
-
-    model: str
-    config: ModelConfig
-    optim: OptimConfig
-    objective: ObjectiveConfig
-    temperature: float
-    max_tokens: int
-    total_steps: int
-    ratio_to: str = "old"
-    reference: str | None = None
-    reward_weights: tuple[float, ...] | None = None
+__all__ = ["Learner", "LearnerSettings"]
 
 
 class Learner:
@@ -82,6 +47,7 @@ class Learner:
         self.counters = Counters()
         self._reference: Policy | None = None
         self._reference_source: str | None = settings.reference or settings.model
+        self._critic: Critic | None = None
         single_row = self.policy.hf.config._attn_implementation == "flash_attention_2"
         self.packing = PackSettings(
             micro_tokens=settings.config.micro_tokens,
@@ -151,15 +117,21 @@ class Learner:
             if self.settings.objective.kl_coef > 0:
                 with clock.part("reference"):
                     self._no_grad_pass(self.reference, parts, "ref_N")
-            with clock.part("advantages"):
-                advantage_A = self._advantages(table, parts)
+            frozen, critic = False, dict[str, float | None]()
+            if self.has_critic:
+                frozen = batch.index < self.settings.critic.value_pretrain
+                with clock.part("values"):
+                    advantage_A, critic = self.critic.assess(table, parts, pretraining=frozen)
+            else:
+                with clock.part("advantages"):
+                    advantage_A = self._advantages(table, parts)
             mismatch = MismatchSums(self.device)
             steps: list[OptimiserStep] = []
             total, trained, failed, cut = ObjectiveSums.zeros(self.device), set(), set(), 0
             for epoch in range(self.settings.optim.epochs):
                 for part in parts:
                     first = epoch == 0 and (self.needs_old or not any(s.tokens for s in steps))
-                    step, sums = self._optimiser_step(part, advantage_A, clock, mismatch if first else None)
+                    step, sums = self._optimiser_step(part, advantage_A, clock, mismatch if first else None, frozen)
                     steps.append(step)
                     if step.skipped == "nonfinite":
                         failed.update(part.groups.tolist())
@@ -168,8 +140,8 @@ class Learner:
                         total = total + sums
                         cut += int(sums.mismatch_masked) if epoch == 0 else 0
         self.all_reduce(mismatch.sums)
-        dist.all_reduce(mismatch.top, op=dist.ReduceOp.MAX)
-        self.counters = Counters(batch.index + 1, self.counters.optimiser_steps, self.counters.nonfinite_in_a_row)
+        self.all_max(mismatch.top)
+        self.counters = replace(self.counters, batches=batch.index + 1)
         return StepStats(
             index=batch.index,
             steps=tuple(steps),
@@ -183,7 +155,8 @@ class Learner:
             failed=tuple(table.uids[g] for g in sorted(failed - trained)),
             masked_tokens=table.masked_tokens(failed - trained) | {"mismatch": cut},
             seconds=dict(clock.seconds),
-            stats=asdict(finalise(total)),
+            stats={} if frozen else asdict(finalise(total)),
+            critic=critic,
         )
 
     def _advantages(self, table: AnswerTable, parts: list[Part]) -> np.ndarray:
@@ -202,45 +175,49 @@ class Learner:
         return batch_advantages(table, self.settings.objective, kl_sum_A=kl_sum_A, reward_weights=self.settings.reward_weights)
 
     def _optimiser_step(
-        self, part: Part, advantage_A: np.ndarray, clock: Clock, mismatch: MismatchSums | None
+        self, part: Part, advantage_A: np.ndarray, clock: Clock, mismatch: MismatchSums | None, frozen: bool = False
     ) -> tuple[OptimiserStep, ObjectiveSums]:
-        lr = learning_rate(self.counters.optimiser_steps, self.settings.total_steps, self.settings.optim)
-        in_a_row = self.counters.nonfinite_in_a_row
+        """Policy and value step together or not at all; while the policy is `frozen` the value steps alone."""
+        lr = 0.0 if frozen else learning_rate(self.counters.optimiser_steps, self.settings.total_steps, self.settings.optim)
+        in_a_row, total = self.counters.nonfinite_in_a_row, ObjectiveSums.zeros(self.device)
         if part.tokens == 0:
-            self._count_step(in_a_row)
-            empty = OptimiserStep(loss=0.0, grad_norm=0.0, lr=lr, tokens=0, answers=0, micro_batches=0, skipped="empty")
-            return empty, ObjectiveSums.zeros(self.device)
-        total = ObjectiveSums.zeros(self.device)
+            self._count_step(in_a_row, frozen)
+            return OptimiserStep(loss=0.0, grad_norm=0.0, lr=lr, tokens=0, answers=0, micro_batches=0, skipped="empty"), total
         with clock.part("forward_backward"):
-            for micro in part.micro:
-                out, new_N = self._loss(micro, part, advantage_A)
-                out.loss.backward()
+            for micro in () if frozen else part.micro:
+                loss, out, new_N = self._loss(micro, part, advantage_A)
+                loss.backward()
                 total = total + out.sums
                 if mismatch is not None:
                     mismatch.add(new_N if micro.old_N is None else micro.old_N, micro.behav_N, micro.mask_N)
             total = self._over_ranks(total)
-            loss = total.loss.item()
+        updates, critic = list[Update](), dict[str, float | None]()
+        if self.has_critic:
+            with clock.part("value"):
+                self.critic.accumulate(part)
+                update, critic = self.critic.update(self.counters.value_steps, part.tokens)
+                updates.append(update)
         with clock.part("optimiser"):
-            grads = local_gradients(self.policy.parameters())
-            norm = gradient_norm(grads, self.all_reduce, self.device)
-            finite = bool(np.isfinite(loss) and np.isfinite(norm))
-            if finite:
-                clip = self.settings.optim.grad_clip
-                if clip and norm > clip:
-                    scale_gradients(grads, clip / norm)
-                set_learning_rate(self.optimizer, lr)
-                self.optimizer.step()
-            self.optimizer.zero_grad()
-        self._count_step(0 if finite else in_a_row + 1)
+            policy_loss = total.loss.item() + self.settings.critic.positive_nll * (critic.get("nll") or 0.0)
+            if not frozen:
+                grads = local_gradients(self.policy.parameters())
+                updates.append(Update(self.optimizer, grads, policy_loss, gradient_norm(grads, self.all_reduce, self.device), lr))
+            finite = all(update.finite for update in updates)
+            for update in updates:
+                if finite:
+                    update.take(self.settings.optim.grad_clip)
+                update.optimizer.zero_grad()
+        self._count_step(0 if finite else in_a_row + 1, frozen)
         step = OptimiserStep(
-            loss=loss,
-            grad_norm=norm,
+            loss=policy_loss,
+            grad_norm=0.0 if frozen else updates[-1].norm,
             lr=lr,
             tokens=part.tokens,
             answers=part.answers,
             micro_batches=len(part.micro),
-            skipped="" if finite else "nonfinite",
-            stats=asdict(finalise(total)),
+            skipped="nonfinite" if not finite else "frozen" if frozen else "",
+            stats={} if frozen else asdict(finalise(total)),
+            critic=critic,
         )
         return step, total
 
@@ -250,23 +227,29 @@ class Learner:
             dist.all_reduce(vector, op=op)
         return ObjectiveSums.from_vectors(*vectors)
 
-    def _loss(self, micro: MicroBatch, part: Part, advantage_A: np.ndarray) -> tuple[LossOutputs, Tensor]:
+    def _loss(self, micro: MicroBatch, part: Part, advantage_A: np.ndarray) -> tuple[Tensor, LossOutputs, Tensor]:
+        """(the loss to call `backward` on, the objective's outputs, the log-probabilities [N] detached)."""
         new_N, entropy_N = self._forward(self.policy, micro)
+        nll = self.has_critic and self.settings.critic.positive_nll > 0
+        new_N = new_N.view_as(new_N) if nll else new_N
+        per_token = micro.advantage_N is not None
         out = grpo_loss(
             new_N,
             new_N.detach() if micro.old_N is None else micro.old_N,
-            micro.per_answer(advantage_A).float(),
+            micro.advantage_N if micro.advantage_N is not None else micro.per_answer(advantage_A).float(),
             micro.mask_N,
             logp_behav=micro.behav_N,
             logp_ref=micro.ref_N,
             entropy=entropy_N,
             answer=micro.answer_N,
             weights=micro.per_answer(part.weights_A),
+            advantages_per_token=per_token,
             ratio_to=self.settings.ratio_to,
             max_len=self.settings.max_tokens,
             **self.flags,
         )
-        return out, new_N.detach()
+        loss = out.loss + self.critic.nll(out.loss, new_N, micro, part) if nll else out.loss
+        return loss, out, new_N.detach()
 
     def _forward(self, model: Policy, micro: MicroBatch, with_entropy: bool = True) -> tuple[Tensor, Tensor]:
         return model(micro.input_RW, micro.position_RW, micro.flat_N, micro.target_N, self.settings.temperature, with_entropy)
@@ -278,12 +261,21 @@ class Learner:
                 setattr(micro, name, self._forward(model, micro, with_entropy=False)[0])
         free_gathered(model)
 
-    def _count_step(self, nonfinite_in_a_row: int) -> None:
-        self.counters = Counters(self.counters.batches, self.counters.optimiser_steps + 1, nonfinite_in_a_row)
+    def _count_step(self, nonfinite_in_a_row: int, frozen: bool) -> None:
+        self.counters = replace(
+            self.counters,
+            optimiser_steps=self.counters.optimiser_steps + (not frozen),
+            value_steps=self.counters.value_steps + self.has_critic,
+            nonfinite_in_a_row=nonfinite_in_a_row,
+        )
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Sum over ranks, in place."""
         dist.all_reduce(tensor)
+
+    def all_max(self, tensor: Tensor) -> None:
+        """The largest over ranks, in place."""
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
 
     # Besides training
 
@@ -300,18 +292,39 @@ class Learner:
         """Take the reference model from another checkpoint, at its next use; None: there is none yet."""
         self._reference, self._reference_source = None, source
 
+    @property
+    def has_critic(self) -> bool:
+        """Whether advantages come from a value model."""
+        return self.settings.objective.baseline == "critic"
+
+    @property
+    def critic(self) -> Critic:
+        """The value model and its optimiser, loaded at their first use, which is after a warm-up."""
+        if self._critic is None:
+            source = self.settings.critic.value_model or self._reference_source
+            assert source is not None, "after a warm-up the value model starts from its result: call use_reference"
+            self._critic = Critic(source, self.settings, self.mesh, self.device, self.all_reduce, self.all_max)
+        return self._critic
+
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Every weight, whole, in a fixed order; all ranks must exhaust it together (see `full_weights`)."""
         return full_weights(self.policy, dtype)
 
     def save(self, folder: Path | str) -> None:
         """Write a checkpoint (see `save_checkpoint`)."""
-        save_checkpoint(self.policy, self.optimizer, self.counters, folder)
+        save_checkpoint(self._trained(), self.counters, folder)
 
     def load(self, folder: Path | str) -> Counters:
         """Go on from a checkpoint (see `load_checkpoint`)."""
-        self.counters = load_checkpoint(self.policy, self.optimizer, folder)
+        self.counters = load_checkpoint(self._trained(), folder)
         return self.counters
+
+    def _trained(self) -> list[Trained]:
+        own = [Trained("", self.policy, dict(self.policy.hf.named_parameters()), self.optimizer)]
+        if self.has_critic:
+            model = self.critic.model
+            own.append(Trained(VALUE, model, dict(model.named_parameters()), self.critic.optimizer))
+        return own
 
     def export(self, folder: Path | str, *, dtype: torch.dtype = torch.float32, tokenizer_folder: Path | str | None = None) -> None:
         """Write an ordinary Hugging Face checkpoint (see `export_hf`)."""

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from rollout.errors import UserError
 
 if TYPE_CHECKING:
-    from learner.config import ObjectiveConfig
+    from pydantic import BaseModel
+
+    from learner.config import CriticConfig, ObjectiveConfig
 
 _GSPO = {"ratio_level": "sequence", "clip": 0.0003, "clip_high": 0.0004}
-_VC_PPO = {"baseline": "critic", "adv_norm": "batch", "gae_lambda": 0.95, "gae_lambda_value": 1.0, "value_pretrain": 50}
+_CRITIC = {"baseline": "critic", "adv_norm": "batch", "gae_lambda_value": 1.0, "value_pretrain": 50}
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {"adv_norm": "std", "loss_agg": "token-mean"},
@@ -47,23 +49,21 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "kl_coef": 0.0,
         "adv_norm": "none",
     },
-    "vc-ppo": {**_VC_PPO},
-    "vapo": {**_VC_PPO, "gae_length_alpha": 0.05, "positive_nll": 0.1, "clip_high": 0.28, "loss_agg": "token-mean", "kl_coef": 0.0},
+    "vc-ppo": {**_CRITIC, "gae_lambda": 0.95},
+    # gae_length_alpha stands in the place of gae_lambda
+    "vapo": {**_CRITIC, "gae_length_alpha": 0.05, "positive_nll": 0.1, "clip_high": 0.28, "loss_agg": "token-mean", "kl_coef": 0.0},
 }
-"""Variant -> the objective flags that it sets, by their bare names; any of them a later flag overrides."""
+"""Variant -> the flags of objective and critic that it sets, by their bare names; any of them a later flag overrides."""
 
 _LOW_MISMATCH = ("icepop", "geo-mask")
 
 
 def preset(name: str) -> dict[str, Any]:
-    """The flags that `--variant NAME` sets. Raises UserError for an unknown name, naming the nearest, and for variants with a critic."""
+    """The flags that `--variant NAME` sets. Raises UserError for an unknown name, naming the nearest."""
     if name not in PRESETS:
         close = difflib.get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.0)[0]
         raise UserError(f"variant = {name} does not exist, the nearest is {close}; choose one of {', '.join(PRESETS)}.")
-    flags = dict(PRESETS[name])
-    if flags.get("baseline") == "critic":
-        raise UserError(f"variant = {name} needs a value network, which winnow does not train; choose a variant without one, such as dapo.")
-    return flags
+    return dict(PRESETS[name])
 
 
 def resolve_objective(
@@ -103,12 +103,26 @@ def resolve_objective(
     return resolved
 
 
+def check_critic(critic: CriticConfig, objective: ObjectiveConfig, variant: str | None = None) -> None:
+    """Raises UserError, one sentence, for a flag of the critic that has no effect with this objective."""
+    given = {flag for flag in _given(critic, variant) if getattr(critic, flag) is not None}
+    if objective.baseline != "critic":
+        for flag in sorted(given):
+            value, chosen = getattr(critic, flag), objective.baseline
+            raise UserError(f"{flag} = {value} belongs to baseline = critic, and baseline = {chosen} was chosen; drop one of the two.")
+    if "gae_lambda" in given and critic.gae_length_alpha is not None:
+        raise UserError(
+            f"gae_lambda = {critic.gae_lambda} has no effect with gae_length_alpha = {critic.gae_length_alpha}, by which lambda follows "
+            "the length; set gae_length_alpha to null or drop gae_lambda."
+        )
+
+
 def inert_clip(cfg: ObjectiveConfig, minibatches: int, epochs: int) -> bool:
     """True where every ratio is 1, so that no clip ever binds: the ratio is to old, and old is the policy of the only step on a batch."""
     return cfg.policy_loss != "reinforce" and cfg.ratio_to != "behav" and minibatches * epochs == 1
 
 
-def _given(cfg: ObjectiveConfig, variant: str | None) -> set[str]:
+def _given(cfg: BaseModel, variant: str | None) -> set[str]:
     """The flags that the user set, as far as they differ from what the variant sets.
 
     A config that was written out whole sets every flag: there only those that differ from their defaults count.
@@ -128,16 +142,19 @@ def _refusals(cfg: ObjectiveConfig, given: set[str], group_size: int | None, max
 
 
 def _refuse_advantage(cfg: ObjectiveConfig, given: set[str], group_size: int | None) -> Iterator[str]:
-    if cfg.baseline == "critic":
-        yield "baseline = critic needs a value network, which winnow does not train; set baseline to group, loo or batch."
     if cfg.reward_norm == "gdpo":
-        if cfg.adv_norm != "std" or cfg.baseline == "batch":
+        if cfg.adv_norm != "std" or cfg.baseline in ("batch", "critic"):
             yield (
                 f"reward_norm = gdpo normalises within the group and then over the batch by itself, so baseline = {cfg.baseline} with "
                 f"adv_norm = {cfg.adv_norm} has no place; leave adv_norm at std and baseline at group or loo."
             )
         if cfg.kl_in == "reward" and cfg.kl_coef > 0:
             yield "kl_in = reward takes kl_coef off one reward, but reward_norm = gdpo normalises each away; set kl_in to loss."
+    if cfg.baseline == "critic" and cfg.adv_norm == "std":
+        yield (
+            "adv_norm = std divides by the std of a group's rewards, and baseline = critic has an advantage for every token; "
+            "set adv_norm to batch or none."
+        )
     if cfg.baseline == "batch" and cfg.adv_norm == "std":
         yield (
             "adv_norm = std divides by the group's std, which is 0 for the groups of equal rewards that baseline = batch keeps; "
@@ -150,7 +167,7 @@ def _refuse_advantage(cfg: ObjectiveConfig, given: set[str], group_size: int | N
         if cfg.baseline in ("group", "loo"):
             yield f"group_size = 1 gives each answer advantage 0 with baseline = {cfg.baseline}; raise it or set baseline to batch."
         if cfg.filter_groups:
-            yield "group_size = 1 leaves no group with reward spread, and filter_groups = true drops all others; raise group_size."
+            yield "group_size = 1 leaves no group with reward spread, and filter_groups = true drops all others; change one of them."
 
 
 def _refuse_ratio(cfg: ObjectiveConfig, given: set[str]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cluster.config import RunConfig, fields, resolved_objective
 from cluster.load import RECIPES, builtin_recipes, load, merge, parse_flags, preset_keys, to_toml
+from learner.variants import PRESETS
 from rollout.errors import UserError
 
 
@@ -115,6 +116,14 @@ def test_a_variant_flag_takes_the_place_of_the_recipes_and_goes_over_its_keys(re
     assert (cfg.objective.adv_norm, cfg.objective.loss_agg) == ("none", "seq-mean-token-sum-norm")
     assert (cfg.objective.filter_groups, cfg.objective.clip_high) == (False, None)  # nothing of dapo is left
     assert cfg.objective.entropy_coef == 0.01
+
+
+def test_a_variant_sets_keys_of_objective_and_critic(recipe) -> None:
+    cfg = load(recipe('variant = "vapo"\n[critic]\nvalue_pretrain = 7'), ["--positive_nll", "0"])
+    assert (cfg.objective.baseline, cfg.objective.clip_high, cfg.critic.gae_length_alpha) == ("critic", 0.28, 0.05)
+    assert (cfg.critic.value_pretrain, cfg.critic.positive_nll, cfg.batches) == (7, 0.0, cfg.steps + 7)
+    cfg = load(recipe('variant = "vapo"'), ["--variant", "dapo"])
+    assert cfg.critic.value_pretrain == 0 and cfg.batches == cfg.steps
 
 
 def test_a_flag_goes_over_the_variant_wherever_it_stands() -> None:
@@ -240,6 +249,22 @@ def test_missing_recipe_names_the_built_in_ones(tmp_path: Path) -> None:
     assert "config.toml" in complaint(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (["--value_clip", "0.2"], ["value_clip = 0.2", "baseline = critic", "drop"]),
+        (["--variant", "vapo", "--gae_length_alpha", "0"], ["critic.gae_length_alpha = \"0\"", "greater than 0"]),
+        (["--variant", "vapo", "--gae_length_alpha", "-1"], ["critic.gae_length_alpha = \"-1\"", "greater than 0"]),
+        (["--variant", "vapo", "--gae_lambda", "0.9"], ["gae_lambda = 0.9", "gae_length_alpha = 0.05"]),
+        (["--variant", "vapo", "--adv_norm", "std"], ["adv_norm = std", "batch or none"]),
+    ],
+)
+def test_wrong_flags_of_the_critic(flags: list[str], parts: list[str]) -> None:
+    said = complaint(None, *flags)
+    for part in parts:
+        assert part in said
+
+
 # -- back to TOML
 
 
@@ -254,6 +279,8 @@ SCALARS = st.one_of(st.booleans(), st.integers(-(2**62), 2**62), st.floats(allow
         [],
         ["--variant", "rloo"],
         ["--variant", "grpo", "--kl_in", "reward"],
+        ["--variant", "vapo", "--value_model", "a/b"],
+        ["--variant", "vapo", "--gae_length_alpha", "null", "--gae_lambda", "0.9"],
         ["--variant", "olmo3", "--stop", '["\\n\\"x\\u007f"]', "--engine_options", ODD],
     ],
 )
@@ -299,6 +326,6 @@ def test_any_text_and_table_survives(text: str, table: dict) -> None:
 
 
 def test_preset_keys_are_keys_of_the_tree() -> None:
-    for name in ("grpo", "grpo-paper", "dr_grpo", "dapo", "gspo"):
+    for name in PRESETS:
         assert set(preset_keys(name)) <= set(fields())
     assert preset_keys(None) == {}

@@ -134,6 +134,22 @@ def test_every_statistic_of_the_objective_has_a_row_or_is_told_elsewhere() -> No
     assert set(vars(empty)) == set(stats)
 
 
+def test_what_a_critic_measures_has_rows_and_reduces_over_the_steps_taken() -> None:
+    each = [{"loss": x, "grad_norm": 2 * x, "lr": x, "clipfrac": 0.0, "nll": n, "nll_share": 0.5} for x, n in ((0.25, None), (0.75, 2.0))]
+    steps = (
+        optimiser_step(skipped="frozen", critic=each[0]),
+        optimiser_step(critic=each[1]),
+        optimiser_step(skipped="nonfinite", critic={"loss": NAN}),
+        optimiser_step(skipped="empty"),
+    )
+    names = ["value_mean", "return_mean", "return_std", "explained_variance", "lambda", "frozen"]
+    seen = {name: 0.125 for name in (*names, *(f"advantage_{end}" for end in ("mean", "std", "min", "max")))}
+    logged = metrics.logged(metrics.train_record(step_stats(steps, critic=seen | {"explained_variance": None})))
+    assert (logged["critic/loss"], logged["critic/grad_norm"], logged["critic/lr"], logged["nll/loss"]) == (0.5, 1.0, 0.75, 2.0)
+    assert (logged["nll/share"], logged["advantage/lambda"], logged["critic/frozen"]) == (0.5, 0.125, 0.125)
+    assert "critic/explained_variance" not in logged and logged["advantage/max"] == 0.125
+
+
 def test_the_books_are_logged_whole() -> None:
     ledger = Ledger()
     for uid in range(4):

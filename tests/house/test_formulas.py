@@ -14,7 +14,7 @@ from learner.variants import PRESETS
 from tests.house.source import ROOT, Module, imports, modules, within
 from verifier import VERIFIERS
 
-FORMULAS = ("advantage", "aggregate", "denominators", "diagnostics", "layout", "logprob", "objective", "ratios")
+FORMULAS = ("advantage", "aggregate", "denominators", "diagnostics", "gae", "layout", "logprob", "objective", "ratios")
 MAY_IMPORT = ("__future__", "collections.abc", "dataclasses", "functools", "math", "typing", "numpy", "torch", "rollout.errors")
 
 

@@ -53,11 +53,11 @@ def make_batch(groups: Any, index: int = 0, masked: tuple[int, ...] = ()) -> Any
     return Batch(index, tuple(TrainGroup.of_scored(g, g.uid in masked) for g in groups), ("numeric",), {g.uid: g for g in groups})
 
 
-def make_learner(model: Any, *, objective: Any = None, optim: Any = None, config: Any = None, **settings: Any) -> Any:
+def make_learner(model: Any, *, objective: Any = None, optim: Any = None, config: Any = None, critic: Any = None, **settings: Any) -> Any:
     """A Learner on the CPU; keyword dictionaries override the configs' defaults."""
     import torch
 
-    from learner.config import ModelConfig, ObjectiveConfig, OptimConfig
+    from learner.config import CriticConfig, ModelConfig, ObjectiveConfig, OptimConfig
     from learner.step import Learner, LearnerSettings
 
     return Learner(
@@ -66,6 +66,7 @@ def make_learner(model: Any, *, objective: Any = None, optim: Any = None, config
             config=ModelConfig(**(config or {})),
             optim=OptimConfig(**{"lr": 1e-3, **(optim or {})}),
             objective=ObjectiveConfig(**(objective or {})),
+            critic=CriticConfig(**(critic or {})),
             **{"temperature": 1.0, "max_tokens": MAX_TOKENS, "total_steps": 100, **settings},
         ),
         torch.device("cpu"),
@@ -79,6 +80,11 @@ CASES: dict[str, dict[str, Any]] = {
         objective=dict(ratio_level="sequence", kl_coef=0.05, kl_estimator="k1", kl_in="reward", loss_agg="prompt-mean", entropy_coef=0.01),
         optim=dict(epochs=2),
         temperature=0.7,
+    ),
+    "critic": dict(  # the policy is frozen in the first batch
+        objective=dict(baseline="critic", adv_norm="batch", kl_coef=0.05, kl_estimator="k1", kl_in="reward"),
+        critic=dict(value_pretrain=1, gae_lambda=0.9, gae_lambda_value=0.95, positive_nll=0.1, value_clip=0.05),
+        optim=dict(minibatches=2, epochs=2),
     ),
     "one_answer": dict(objective=dict(overlong="mask", kl_coef=0.1), one_answer=True),
 }
@@ -120,7 +126,9 @@ def report(stats: list[Any]) -> dict[str, Any]:
         "tokens": [s.tokens for s in steps],
         "advantages": [[float(x) for uid in sorted(st.advantages) for x in st.advantages[uid]] for st in stats],
         "mismatch": [[st.mismatch.tokens, st.mismatch.mean_abs, st.mismatch.max_abs, st.mismatch.kl] for st in stats],
-        "entropy": [s.stats["entropy"] for s in steps],
+        "entropy": [s.stats["entropy"] for s in steps if s.stats],
+        "critic": [[s.critic[name] for name in sorted(s.critic)] for s in steps if "nll" in s.critic],
+        "values": [[st.critic[name] for name in sorted(st.critic)] for st in stats if st.critic],
     }
 
 

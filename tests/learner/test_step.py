@@ -245,12 +245,12 @@ def two_ranks(tiny: Path, making: ModuleType, tmp_path_factory: pytest.TempPathF
     return SimpleNamespace(out=out, reports=json.loads((out / "reports.json").read_text()))
 
 
-@pytest.mark.parametrize("case", ["minibatches", "gspo_kl_in_reward", "one_answer"])
+@pytest.mark.parametrize("case", ["minibatches", "gspo_kl_in_reward", "critic", "one_answer"])
 def test_two_ranks_give_what_one_rank_gives(tiny: Path, making: ModuleType, two_ranks: SimpleNamespace, case: str) -> None:
     learner, stats = making.run_case(case, tiny, micro_tokens=8192)
     one, two = making.report(stats), two_ranks.reports[case]
     assert one["tokens"] == two["tokens"]
-    for name in ("loss", "grad_norm", "advantages", "mismatch", "entropy"):
+    for name in ("loss", "grad_norm", "advantages", "mismatch", "entropy", "critic", "values"):
         np.testing.assert_allclose(np.array(two[name]), np.array(one[name]), rtol=2e-5, atol=2e-6, err_msg=name)
     saved = np.load(two_ranks.out / f"{case}.npz")
     difference = sum(float(np.square(w.numpy() - saved[n]).sum()) for n, w in learner.weights()) ** 0.5

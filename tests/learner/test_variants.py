@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from learner.config import ObjectiveConfig
-from learner.variants import PRESETS, inert_clip, preset, resolve_objective
+from learner.config import CriticConfig, ObjectiveConfig
+from learner.variants import PRESETS, check_critic, inert_clip, preset, resolve_objective
 from rollout.errors import UserError
 
 DEFAULTS = {
@@ -42,16 +42,34 @@ RESOLVED: dict[str, dict[str, Any]] = {
     "reinforce++-baseline": {"clip_high": 0.2, "adv_norm": "batch", "kl_estimator": "k2"},
     "gdpo": {"clip_high": 0.2, "reward_norm": "gdpo"},
     "olmo3": {"clip_high": 0.272, "filter_groups": True, "kl_coef": 0.0, "adv_norm": "none", "mismatch": "tis"},
+    "vc-ppo": {"clip_high": 0.2, "baseline": "critic", "adv_norm": "batch"},
+    "vapo": {"clip_high": 0.28, "baseline": "critic", "adv_norm": "batch", "kl_coef": 0.0},
 }  # fmt: skip
+
+
+# Of the critic's own settings: what differs from their defaults.
+CRITIC: dict[str, dict[str, Any]] = {
+    "vc-ppo": {"value_pretrain": 50},
+    "vapo": {"value_pretrain": 50, "gae_length_alpha": 0.05, "positive_nll": 0.1},
+}
 
 
 def resolve(variant: str | None = None, staleness: int = 0, minibatches: int = 1, epochs: int = 1, **flags: Any) -> ObjectiveConfig:
     """As the command line does: the preset's flags, the user's over them."""
-    given = (preset(variant) if variant else {}) | {k: v for k, v in flags.items() if k not in ("group_size", "max_tokens")}
+    given = objective_of(variant) | {k: v for k, v in flags.items() if k not in ("group_size", "max_tokens")}
     context = {k: flags[k] for k in ("group_size", "max_tokens") if k in flags}
     return resolve_objective(
         ObjectiveConfig(**given), max_staleness=staleness, minibatches=minibatches, epochs=epochs, variant=variant, **context
     )  # fmt: skip
+
+
+def objective_of(variant: str | None) -> dict[str, Any]:
+    return {k: v for k, v in preset(variant).items() if k in ObjectiveConfig.model_fields} if variant else {}
+
+
+def critic_of(variant: str | None, **flags: Any) -> CriticConfig:
+    own = {k: v for k, v in preset(variant).items() if k in CriticConfig.model_fields} if variant else {}
+    return CriticConfig(**own | flags)
 
 
 def test_defaults() -> None:
@@ -63,14 +81,36 @@ def test_preset(variant: str) -> None:
     assert resolve(variant).model_dump() == DEFAULTS | {"ratio_to": "old"} | RESOLVED[variant]
 
 
-def test_every_preset_is_tested_or_has_a_critic() -> None:
-    assert set(PRESETS) - set(RESOLVED) == {"vapo", "vc-ppo"}
+def test_every_preset_is_tested_and_each_of_its_flags_is_one() -> None:
+    assert set(PRESETS) == set(RESOLVED)
+    known = {*ObjectiveConfig.model_fields, *CriticConfig.model_fields}
+    assert [(v, k) for v, flags in PRESETS.items() for k in flags if k not in known] == []
 
 
-@pytest.mark.parametrize("variant", ["vapo", "vc-ppo"])
-def test_presets_with_a_critic_are_refused(variant: str) -> None:
-    with pytest.raises(UserError, match=f"variant = {variant} needs a value network"):
-        preset(variant)
+@pytest.mark.parametrize("variant", PRESETS)
+def test_a_preset_sets_the_critic_only_where_there_is_one(variant: str) -> None:
+    critic = critic_of(variant)
+    assert critic.model_dump() == CriticConfig().model_dump() | CRITIC.get(variant, {})
+    check_critic(critic, resolve(variant), variant)
+    check_critic(CriticConfig(**{k: v for k, v in critic.model_dump().items() if v is not None}), resolve(variant), variant)
+
+
+def test_a_flag_of_the_critic_needs_one() -> None:
+    check_critic(CriticConfig(gae_lambda=0.9, value_clip=0.2), resolve("vc-ppo"), "vc-ppo")
+    check_critic(CriticConfig(gae_length_alpha=None), resolve("dapo"), "dapo")
+    for name, value in {"gae_lambda": 0.95, "value_pretrain": 50, "positive_nll": 0.1, "value_lr": 1e-5, "value_model": "x"}.items():
+        with pytest.raises(UserError, match=f"{name} = {value} belongs to baseline = critic, and baseline = group was chosen"):
+            check_critic(CriticConfig(**{name: value}), resolve("dapo"), "dapo")
+
+
+def test_a_lambda_by_length_leaves_no_place_for_another() -> None:
+    with pytest.raises(UserError, match="gae_lambda = 0.9 has no effect with gae_length_alpha = 0.05"):
+        check_critic(critic_of("vapo", gae_lambda=0.9), resolve("vapo"), "vapo")
+    check_critic(critic_of("vapo", gae_lambda=0.9, gae_length_alpha=None), resolve("vapo"), "vapo")
+
+
+def test_group_size_1_has_a_meaning_with_a_critic() -> None:
+    assert resolve("vapo", group_size=1).baseline == "critic"
 
 
 @pytest.mark.parametrize(("typo", "nearest"), [("drgrpo", "dr_grpo"), ("DAPO", "dapo"), ("reinforcepp", "reinforce"), ("xyz", "")])
@@ -139,7 +179,9 @@ def test_kl_in_the_reward_takes_k1() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"baseline": "critic", "adv_norm": "batch"}, "baseline = critic needs a value network"),
+    ({"baseline": "critic"}, "adv_norm = std divides by the std of a group's rewards"),
+    ({"baseline": "critic", "adv_norm": "batch", "reward_norm": "gdpo"}, "reward_norm = gdpo normalises"),
+    ({"baseline": "critic", "adv_norm": "batch", "group_size": 1, "filter_groups": True}, "filter_groups = true drops all others"),
     ({"baseline": "batch"}, "adv_norm = std divides by the group's std"),
     ({"reward_norm": "gdpo", "adv_norm": "none"}, "reward_norm = gdpo normalises"),
     ({"reward_norm": "gdpo", "adv_norm": "batch", "baseline": "batch"}, "reward_norm = gdpo normalises"),
@@ -187,6 +229,12 @@ def test_values_out_of_range_are_refused_by_the_config() -> None:
     for flags in ({"dual_clip": 1.0}, {"clip": -0.1}, {"clip": 1.5}, {"std_ddof": 2}, {"tau_pos": 0.0}, {"kl_coef": -1.0}, {"clipp": 0.2}):
         with pytest.raises(ValidationError):
             ObjectiveConfig(**flags)
+    for name, value in {"gae_lambda": 1.1, "positive_nll": -1, "value_clip": 0, "value_lr": 0, "value_pretrain": -1}.items():
+        with pytest.raises(ValidationError):
+            CriticConfig(**{name: value})
+    for alpha in (0, -0.1, float("nan")):
+        with pytest.raises(ValidationError):
+            CriticConfig(gae_length_alpha=alpha)
 
 
 def test_free_combinations() -> None:
