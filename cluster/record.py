@@ -71,7 +71,7 @@ class Recorder:
             record |= self.probe
         self.last = metrics.logged(record)
         self.sinks.log(report.step, self.last)
-        self.display.step(report.step, self.cfg.steps, self.last)
+        self.display.step(report.step, self.cfg.batches, self.last)
         if self.live is not None:
             self.live.set(self.last)
         append_snapshot(self.run_dir, ledger, life=life)
