@@ -3,6 +3,7 @@
 A verifier is a module with
 
     verify(gold: str, response: str, options: Mapping, meta: Mapping) -> Verdict      required, pure
+    prepare(options: Mapping) -> str | None        optional: what takes time at first use, done ahead; returns what the log should say
     canonical(gold: str, options: Mapping, meta: Mapping) -> str | None               optional: a response that must earn 1
 
 and one line in `VERIFIERS`. `options` are the recipe's (`verifier_options.NAME`), `meta` is the row's (`Prompt.meta`).
@@ -33,6 +34,7 @@ VERIFIERS: dict[str, Entry] = {
     "code": Entry("verifier.program", cached=False),
     "format": Entry("verifier.shape"),
     "function": Entry("verifier.custom", cached=False),
+    "gym": Entry("verifier.gym"),
     "random": Entry("verifier.chance"),
 }
 
@@ -61,6 +63,12 @@ def entry(name: str, options: Mapping[str, Any] | None = None) -> Entry:
 def load(name: str, options: Mapping[str, Any] | None = None) -> Verifier:
     """The verifier of that name, imported on first use. Raises UserError when it does not exist or its extra is missing."""
     return cast(Verifier, importlib.import_module(entry(name, options).module))
+
+
+def prepare(name: str, options: Mapping[str, Any]) -> str | None:
+    """Import a verifier and do ahead what it does at first use; what it has to say about this machine, if anything."""
+    ahead = getattr(load(name, options), "prepare", None)
+    return None if ahead is None else ahead(options)
 
 
 def canonical(name: str, gold: str, options: Mapping[str, Any], meta: Mapping[str, Any]) -> str | None:

@@ -31,6 +31,10 @@ class VerifierActor:
         scored = await score_group(self.pool, group, self.config)
         return summarise(scored), scored
 
+    async def notes(self) -> list[str]:
+        """What the verifiers say of this machine, for the log at the start: which code sandbox holds."""
+        return self.pool.notes
+
     async def pids(self) -> list[int]:
         """Pids of the living processes."""
         return self.pool.pids()

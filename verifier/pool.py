@@ -64,6 +64,7 @@ class VerifierPool:
             json.dumps(self._hello)
         except (TypeError, ValueError) as e:
             raise UserError(f"verifier_options = {config.verifier_options!r} has something that is no plain value ({e}): remove it.") from e
+        self.notes: list[str] = []  # what the verifiers say of this machine, such as the sandbox that holds; known once ready
         self._desk = Desk(config.verifier_options)
         self._inbox: deque[Job] = deque()
         self._mean: dict[str, float] = {}  # seconds per item, by verifier
@@ -257,6 +258,7 @@ class VerifierPool:
     def _message(self, p: Process, message: list[Any]) -> None:
         if message[0] == "ready":
             p.ready = True
+            self.notes = [str(n)[:500] for n in message[1]]
             self._failures = 0
             if not self._up.done():
                 self._up.set_result(None)

@@ -59,6 +59,11 @@ def verify(gold: str, response: str, options: Mapping[str, Any], meta: Mapping[s
         return error(str(e))
 
 
+def prepare(options: Mapping[str, Any]) -> str:
+    """Find the sandbox that holds on this machine."""
+    return str(sandbox.probe(str(options.get("sandbox", "auto"))))
+
+
 def _tests(gold: str, options: Mapping[str, Any], meta: Mapping[str, Any]) -> tuple[Any, dict[str, float]]:
     """The tests and the limits; a sentence instead of the tests when they cannot be used."""
     tests, given = meta.get("tests"), meta.get("limits")

@@ -17,6 +17,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TextIO
 
+from pydantic import ValidationError
+
 from rollout.errors import UserError
 from verifier import VERIFIERS, entry
 from verifier.config import VerifyConfig
@@ -47,11 +49,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             pool = stack.enter_context(VerifierPool(config, [args.verifier] if args.verifier else []))
             tick = stack.enter_context(_progress(args.file, args.quiet))
             bad, total = _run(pool, source, target, args.verifier, tick)
-    except (UserError, ValueError, OSError) as e:
+    except BrokenPipeError:  # whoever reads the verdicts has seen enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        return 1
+    except ValidationError as e:
+        first = e.errors()[0]
+        print(f"winnow verify: --{'.'.join(map(str, first['loc']))} {first['input']} is refused: {first['msg']}.", file=sys.stderr)
+        return 2
+    except (UserError, OSError) as e:
         print(f"winnow verify: {e}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        return 1
     if bad:
         print(f"winnow verify: {bad} of {total} lines could not be read", file=sys.stderr)
     return 1 if bad else 0

@@ -19,7 +19,7 @@ import threading
 import time
 from typing import Any
 
-from verifier import canonical, frames, load
+from verifier import canonical, frames, load, prepare
 
 FLUSH_AFTER = 0.002  # seconds that a verdict may wait for its neighbours
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -76,20 +76,25 @@ def _run(source: int, reply: int, page: frames.Progress) -> None:
         for message in reader.feed(data):
             if options is None:
                 options = message["options"]
-                _prepare(message)
-                _write(reply, ["ready"])
+                _write(reply, ["ready", _prepare(message)])
             else:
                 _batch(message, options, reply, page)
 
 
-def _prepare(hello: dict[str, Any]) -> None:
-    """Take on the parent's import path and our memory limit, and import what will be needed."""
+_prepared: set[str] = set()
+
+
+def _prepare(hello: dict[str, Any]) -> list[str]:
+    """Take on the parent's import path and our memory limit, and do ahead what will be needed. Returns what the log should say."""
     sys.path[:] = [*sys.path, *(p for p in hello["path"] if p not in sys.path)]
+    notes = []
     for name in hello["prewarm"]:
-        load(name, hello["options"].get(name))
+        notes.append(prepare(name, hello["options"].get(name, {})))
+        _prepared.add(name)
     limit = int(hello["memory_mb"]) << 20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    return [n for n in notes if n]
 
 
 def _batch(batch: list[list[Any]], options: dict[str, dict[str, Any]], reply: int, page: frames.Progress) -> None:
@@ -110,6 +115,9 @@ def _batch(batch: list[list[Any]], options: dict[str, dict[str, Any]], reply: in
         try:
             opts = options.get(name, {})
             verifier = load(name, opts)
+            if name not in _prepared:
+                prepare(name, opts)
+                _prepared.add(name)
             start = time.monotonic()
             page.set(index, start)
             status, reward, detail = _judge(verifier, name, gold, response, opts, meta)

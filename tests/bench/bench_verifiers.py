@@ -1,7 +1,7 @@
 """How fast verdicts come: `python -m tests.bench.bench_verifiers [SECONDS]`. Not a test: figures depend on the machine and its load.
 
 Prints, for each kind of item: verdicts/s of one process that calls the verifier directly, of a pool with 1 … W processes, their ratio to W
-times the direct figure (wanted: 0.9), and the pool's overhead per verdict. Then what one run of a program costs on each rung of the sandbox's ladder.
+times the direct figure (wanted: 0.9), and the pool's overhead per verdict. Then what one run of a program costs on each rung of the ladder.
 """
 
 from __future__ import annotations
@@ -72,9 +72,7 @@ def main(seconds: float) -> None:
         for processes in range(1, cores + 1):
             rate, cpu = pooled(items, processes, seconds)
             share = rate / (processes * one)
-            print(
-                f"{name:8} pool of {processes}         {rate:10.0f} /s  {share:5.2f} of {processes} direct  {cpu * 1e6:6.0f} µs of the parent each"
-            )
+            print(f"{name:8} pool of {processes}         {rate:10.0f} /s  {share:5.2f} of {processes} direct, parent {cpu * 1e6:.0f} µs")
     for rung in ("bubblewrap", "landlock", "uid"):
         if sandbox.probe(rung).rung:
             times = []

@@ -269,3 +269,9 @@ def test_progress_is_never_seen_half_written():
     stop.set()
     writer.join()
     assert all(-1 <= state < 7 and since >= 1000.0 for state, since in seen)
+
+
+def test_the_sandbox_is_named_at_the_start():
+    with make(options={}, prewarm=["code"]) as pool:
+        pool.wait_ready()
+        assert "sandbox" in pool.notes[0]
