@@ -21,11 +21,10 @@ from cluster.evaluate import EvalStats
 from cluster.ledger import append_snapshot
 from cluster.live import Live
 from cluster.loop import StepReport
+from cluster.runfolder import EVALUATIONS
 from cluster.samples import batch_weights, length_row, sample_row
 from cluster.sinks import ADVICE, LENGTHS, METRICS, Sinks, read_rows
 from learner.ledger import Ledger
-
-EVALUATIONS = "evaluations.jsonl"
 
 
 class Recorder:
@@ -51,7 +50,7 @@ class Recorder:
         name, note = self.run_dir.name, self.display.note
         self.sinks = Sinks.open(self.run_dir, self.cfg.log, config, resume_step, name=name, note=note)
         self.adviser = Adviser(Facts.of(self.cfg), read_rows(self.run_dir / METRICS))
-        self.live = Live(name)
+        self.live = Live(name, note=note)
 
     def close(self) -> None:
         """Close the sinks."""
