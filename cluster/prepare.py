@@ -83,7 +83,8 @@ def notes_of(cfg: RunConfig, objective: ObjectiveConfig) -> tuple[str, ...]:
     flags = {k: v for k, v in objective.model_dump().items() if v is not None}
     notes = [f"objective {cfg.variant or 'grpo'}: " + " ".join(f"--{k} {v}" for k, v in flags.items())]
     if objective.baseline == "critic":
-        flags = {k: v for k, v in cfg.critic.model_dump().items() if v is not None}
+        inert = "gae_lambda" if cfg.critic.gae_length_alpha is not None else ""
+        flags = {k: v for k, v in cfg.critic.model_dump().items() if v is not None and k != inert}
         frozen = f": the policy stays as it is for the first {cfg.critic.value_pretrain} batches, and moves in {cfg.steps} more"
         notes.append("critic " + " ".join(f"--{k} {v}" for k, v in flags.items()) + (frozen if cfg.critic.value_pretrain else ""))
     if inert_clip(objective, cfg.optim.minibatches, cfg.optim.epochs):

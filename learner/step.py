@@ -107,19 +107,20 @@ class Learner:
     def train_batch(self, batch: Batch) -> StepStats:
         """Advantages once, then M mini-batches x E epochs of optimiser steps. The same stats on every rank."""
         clock = Clock()
+        frozen = self.has_critic and batch.index < self.settings.critic.value_pretrain
+        judged = not frozen or self.kl_in_reward  # whether log-probabilities of the batch are needed at all
         with clock.part("total"):
             with clock.part("prepare"):
                 table = self._tabulate(batch.groups)
                 parts = self._prepare(table, batch)
-            if self.needs_old:
+            if self.needs_old and judged:
                 with clock.part("old"):
                     self._no_grad_pass(self.policy, parts, "old_N")
-            if self.settings.objective.kl_coef > 0:
+            if self.settings.objective.kl_coef > 0 and judged:
                 with clock.part("reference"):
                     self._no_grad_pass(self.reference, parts, "ref_N")
-            frozen, critic = False, dict[str, float | None]()
+            critic: dict[str, float | None] = {}
             if self.has_critic:
-                frozen = batch.index < self.settings.critic.value_pretrain
                 with clock.part("values"):
                     advantage_A, critic = self.critic.assess(table, parts, pretraining=frozen)
             else:

@@ -105,13 +105,15 @@ def test_losses_and_gradients_are_the_formulas(tiny: Path, making: ModuleType, m
 
 
 def test_pre_training_moves_the_value_model_alone(tiny: Path, making: ModuleType) -> None:
-    learner = make(making, tiny, critic=dict(value_pretrain=2), optim=dict(lr_warmup_steps=2, minibatches=2))
+    objective = {**FLAGS["objective"], "kl_coef": 0.1}
+    learner = make(making, tiny, objective=objective, critic=dict(value_pretrain=2), optim=dict(lr_warmup_steps=2, minibatches=2))
     frozen, value = policy_weights(learner), value_weights(learner)
     for index in range(2):
         stats = learner.train_batch(making.make_batch([making.make_group(10 * index + i) for i in range(4)], index))
         assert [s.skipped for s in stats.steps] == ["frozen", "frozen"] and stats.stats == {} and stats.critic["frozen"] == 1.0
         assert all(s.lr == 0 and s.loss == 0 for s in stats.steps) and stats.tokens > 0 and stats.failed == ()
     assert same(frozen, policy_weights(learner)) and not same(value, value_weights(learner))
+    assert learner._reference is None, "a pass that nothing uses"
     # A version is a batch; the policy's schedule has not begun, the value's has.
     counters = learner.counters
     assert (counters.batches, counters.optimiser_steps, counters.value_steps) == (2, 0, 4)
