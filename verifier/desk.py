@@ -15,6 +15,7 @@ from verifier import entry
 from verifier.verdict import Verdict
 
 CACHE_ITEMS = 100_000
+MAX_LOST = 3  # processes that may die with an item before they begin on it
 MAX_RESPONSE = 1 << 22  # characters; a longer response scores 0 unread
 
 
@@ -58,11 +59,12 @@ class Job:
 class Ticket:
     """An item on its way, and everyone who waits for it."""
 
-    __slots__ = ("done", "item", "key", "targets", "tries")
+    __slots__ = ("done", "item", "key", "lost", "targets", "tries")
 
     def __init__(self, item: Item, key: bytes | int) -> None:
         self.item, self.key = item, key
         self.tries = 0
+        self.lost = 0
         self.done = False
         self.targets: list[tuple[Job, int]] = []
 
@@ -125,6 +127,14 @@ class Desk:
         else:
             self.stats.retries += 1
             self.fresh.append(ticket)
+
+    def never_begun(self, ticket: Ticket, why: str) -> None:
+        """Its process died before it began: nobody's fault, unless that happens again and again."""
+        ticket.lost += 1
+        if ticket.lost > MAX_LOST:
+            self.failed(ticket, why)
+        elif ticket.tries and not ticket.done:
+            self.fresh.appendleft(ticket)
 
     def requeue(self, tickets: Iterable[Ticket]) -> None:
         """Back to the head of the queue, in order; those that are done or wait for a fresh process stay where they are."""

@@ -287,9 +287,11 @@ class VerifierPool:
         self.stats.died += 1
         if not ready:
             self._start_failed(p.last_words or how)
-        culprit = batch[index] if 0 <= index < len(batch) else next((t for t in batch if not t.done), None)
-        if culprit is not None:
-            self._desk.failed(culprit, f"the verifier process {how}")
+        left = [t for t in batch if not t.done]
+        if 0 <= index < len(batch) or (left and index == LOADING):
+            self._desk.failed(batch[index] if index >= 0 else left[0], f"the verifier process {how}")
+        elif left:
+            self._desk.never_begun(left[0], f"the verifier process {how}")
         if not recalled:
             self._desk.requeue(batch)
 
