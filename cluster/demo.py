@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cluster.check import raise_first
 from cluster.config import RunConfig
 from cluster.load import load
 from rollout.errors import UserError
@@ -73,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     try:
         cfg = config(args)
+        raise_first(cfg)
         from cluster.run import run
 
         result = run(cfg, seconds_setup=setup_seconds())

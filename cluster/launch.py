@@ -29,6 +29,9 @@ def _train(argv: list[str]) -> int:
     cfg = _config("train", argv)
     if cfg is None:
         return 0
+    from cluster.check import raise_first
+
+    raise_first(cfg)  # before the imports of a run, which take seconds
     from cluster.run import train
 
     return train(cfg)

@@ -15,7 +15,6 @@ import numpy as np
 import ray
 
 from cluster import checkpoint, load, placement
-from cluster.check import raise_first
 from cluster.config import RunConfig
 from cluster.display import Display
 from cluster.evaluate import EvalStats, Evaluator
@@ -53,8 +52,7 @@ def train(cfg: RunConfig) -> int:
 
 
 def run(cfg: RunConfig, *, seconds_setup: float = 0.0) -> RunResult:
-    """Train, and give the summary. The folder is locked while it runs. Raises UserError before any actor starts."""
-    raise_first(cfg)
+    """Train a config that `check.raise_first` has accepted, and give the summary. The folder is locked while it runs."""
     folder = RunFolder.open(cfg.run_dir, cfg.name, cfg.resume)
     try:
         cfg.run_dir = str(folder.path)

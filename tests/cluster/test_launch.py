@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cluster import launch
-from cluster.config import RunConfig, fields
+from cluster.config import RunConfig, fields, resolved_objective
 from cluster.load import load, to_toml
 
 ROOT = Path(launch.__file__).parent.parent
@@ -22,13 +22,14 @@ ROOT = Path(launch.__file__).parent.parent
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list:
-    """What reached cluster.run, which is put aside."""
+    """What reached cluster.run and cluster.offline, which are put aside."""
     calls: list = []
-    fake = types.ModuleType("cluster.run")
-    fake.train = lambda cfg: calls.append(("train", cfg)) or 0  # type: ignore[attr-defined]
-    fake.evaluate = lambda cfg: calls.append(("eval", cfg)) or 0  # type: ignore[attr-defined]
-    fake.export = lambda run, **kw: calls.append(("export", run, kw)) or 0  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "cluster.run", fake)
+    run, offline = types.ModuleType("cluster.run"), types.ModuleType("cluster.offline")
+    run.train = lambda cfg: calls.append(("train", cfg)) or 0  # type: ignore[attr-defined]
+    offline.evaluate = lambda cfg: calls.append(("eval", cfg)) or 0  # type: ignore[attr-defined]
+    offline.export = lambda run, **kw: calls.append(("export", run, kw)) or 0  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cluster.run", run)
+    monkeypatch.setitem(sys.modules, "cluster.offline", offline)
     return calls
 
 
@@ -85,7 +86,8 @@ def test_print_config_is_the_config_as_toml_and_runs_nothing(runs: list, capsys:
     printed = capsys.readouterr().out
     file = tmp_path / "again.toml"
     file.write_text(printed)
-    assert load(str(file)).model_dump() == load("gsm8k_qwen3", ["--seed", "5"]).model_dump()
+    again, asked = load(str(file)), load("gsm8k_qwen3", ["--seed", "5"])
+    assert again.model_dump() == {**asked.model_dump(), "objective": resolved_objective(asked).model_dump()}
     assert printed == to_toml(load(str(file))) and runs == []
 
 

@@ -98,17 +98,23 @@ def marked(mark: str) -> dict[int, str]:
 
 
 @pytest.fixture(scope="session")
-def small() -> Iterator[Callable[..., Command]]:
-    """Starts `winnow train` on the small recipe, with flags; whatever still lives of it at the end is killed."""
+def command() -> Iterator[Callable[..., Command]]:
+    """Starts `winnow` with arguments; whatever still lives of it at the end is killed."""
     started: list[Command] = []
 
-    def start(*flags: str) -> Command:
-        started.append(Command(["train", *SMALL, *flags]))
+    def start(*args: str) -> Command:
+        started.append(Command(args))
         return started[-1]
 
     yield start
-    for command in started:
-        command.kill()
+    for one in started:
+        one.kill()
+
+
+@pytest.fixture(scope="session")
+def small(command: Callable[..., Command]) -> Callable[..., Command]:
+    """Starts `winnow train` on the small recipe, with flags."""
+    return lambda *flags: command("train", *SMALL, *flags)
 
 
 @pytest.fixture(scope="session")
@@ -134,10 +140,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory, small: Callable[..., Comma
         "--engines", "2", "--verifier_actors", "2", "--learner_ranks", "2", "--steps", "3", "--minibatches", "2", "--eval_samples", "2",
         "--eval_every", "2", "--checkpoint_every", "1", "--keep_checkpoints", "2", "--keep_best", "true", "--run_dir", str(run_dir),
     ]  # fmt: skip
-    command = small(*flags)
-    code = command.end()
-    assert code == 0, command.text
-    return command
+    done = small(*flags)
+    code = done.end()
+    assert code == 0, done.text
+    return done
 
 
 @pytest.fixture(scope="session")
