@@ -68,6 +68,7 @@ class ClusterConfig(BaseModel):
     ray_address: str | None = Field(None, description="Ray cluster to join; default: RAY_ADDRESS, or a private one on this machine")
     placement_timeout: float = Field(60.0, gt=0, description="seconds to wait for the actors' places")
     start_timeout: float = Field(600.0, gt=0, description="seconds to wait for the actors' start")
+    max_restarts: int = Field(20, ge=0, description="engines, verifiers and learners that may be made again after a fault before the run stops")
 
 
 class RunConfig(BaseModel):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import ray
 
 from cluster.config import RunConfig
+from cluster.health import Health, engine_is_gone, reason_of
 from cluster.services import Services, as_coroutine
 from rollout.records import Prompt, Sampling
 from verifier.records import ScoredGroup
@@ -38,10 +39,12 @@ class EvalStats:
 class Evaluator:
     """Evaluates the weights that the engines have at the moment; prompts and seeds are the same every time."""
 
-    def __init__(self, config: RunConfig, services: Services, prompts: Sequence[Prompt]) -> None:
+    def __init__(self, config: RunConfig, services: Services, health: Health, prompts: Sequence[Prompt]) -> None:
         self.config = config
         self.services = services
+        self.health = health
         self.prompts = list(prompts)
+        self.revive: Callable[[], Awaitable[None]] | None = None  # returns when an engine is there again
 
     async def run(self) -> EvalStats:
         """All held-out prompts, spread over the engines."""
@@ -58,12 +61,29 @@ class Evaluator:
         return list(await asyncio.gather(*(self._score_one(i, p, sampling) for i, p in enumerate(self.prompts))))
 
     async def _score_one(self, index: int, prompt: Prompt, sampling: Sampling) -> ScoredGroup:
-        engine = self.services.engines[index % len(self.services.engines)]
-        verifier = self.services.verifiers[index % len(self.services.verifiers)]
-        _, group = engine.generate.options(num_returns=2).remote(prompt, 1, sampling)
-        _, scored = verifier.score.options(num_returns=2).remote(group)
-        result: Any = await as_coroutine(scored)
-        return result
+        """One prompt; asked again of another engine or verifier when one is lost."""
+        for _ in range(self.config.rollout.attempts):
+            if not self.health.alive() and self.revive is not None:
+                await self.revive()
+            alive = self.health.alive()
+            number = alive[index % len(alive)]
+            engine = self.services.engines[number]
+            verifier = self.services.verifiers[index % len(self.services.verifiers)]
+            receipt, group = engine.generate.options(num_returns=2).remote(prompt, 1, sampling)
+            try:
+                await as_coroutine(receipt)
+            except ray.exceptions.RayError as error:
+                if not engine_is_gone(error):
+                    raise
+                self.health.engine_lost(number, engine, f"{reason_of(error)} in evaluation")
+                continue
+            _, scored = verifier.score.options(num_returns=2).remote(group)
+            try:
+                result: ScoredGroup = await as_coroutine(scored)
+                return result
+            except ray.exceptions.RayActorError:
+                self.health.verifier_lost(verifier, "actor_died in evaluation")
+        raise RuntimeError(f"held-out prompt {prompt.uid} met {self.config.rollout.attempts} actors that were lost")
 
 
 def greedy_stats(scored: Sequence[ScoredGroup]) -> EvalStats:

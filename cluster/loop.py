@@ -3,28 +3,28 @@
 | what            | waits for                          | unblocked by                                            |
 |-----------------|------------------------------------|---------------------------------------------------------|
 | `dispatch`      | room under the admission rule      | a batch committed, a group dropped, a version loaded    |
+| `rejoin`        | an engine that was made again      | its start, and the present weights                      |
 | `fill`          | B kept groups, in dispatch order   | a group scored, or the refill limit                     |
 | `learn`         | every learner rank                 | the batch                                               |
 | `publish`       | the previous transfer              | all engines having acknowledged it                      |
 | `evaluate`      | the transfer of this version       | every held-out answer scored                            |
 | `checkpoint`    | the learner's shards on disk       |                                                         |
 
-Groups follow their own way meanwhile (`_follow`): engine, verifier, buffer. Everything here runs on one thread.
+Groups follow their own way meanwhile (`cluster.generation`): engine, verifier, buffer. Everything here runs on one thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import ray
-
 from cluster.config import RunConfig
 from cluster.evaluate import EvalStats, Evaluator
+from cluster.generation import Generation
+from cluster.health import Health
 from cluster.services import Services, as_coroutine
 from cluster.weights import TransferStats, WeightSync
 from learner.buffer import SamplingBuffer
@@ -32,9 +32,7 @@ from learner.buffer_records import CutBatch, StepSummary
 from learner.ledger import BatchTokens
 from learner.records import StepStats, TrainGroup
 from rollout.prompts import PromptStream
-from rollout.records import Prompt, Sampling
 
-DEADLINE_SLACK = 30.0  # seconds beyond a group's own deadline, after which its actor is taken to be stuck
 STAGES_EVERY = 1.0  # seconds between two looks at what each stage does
 
 
@@ -77,6 +75,7 @@ class Loop:
         stream: PromptStream,
         buffer: SamplingBuffer,
         sync: WeightSync,
+        health: Health,
         evaluator: Evaluator,
         *,
         report: Callable[[StepReport], None],
@@ -94,18 +93,20 @@ class Loop:
         self.evaluated = evaluated
         self.checkpoint = checkpoint
         self.stages = stages
-        self.prompts: dict[int, Prompt] = {}  # of every group that is not committed, for another attempt
-        self.load = [0] * len(services.engines)  # groups at each engine
-        self.sampling = Sampling(config.rollout.group_size, config.rollout.max_tokens, config.rollout.temperature, config.seed)
-        self.stopping = False
+        self.health = health
+        evaluator.revive = self.revive
+        self.generation = Generation(config, services, stream, buffer, sync, health)
         self.doing = "starts"
-        self._changed = asyncio.Event()
+        self._changed = health.changed
         self._stop = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._verifiers = itertools.cycle(services.verifiers)
+        self._reviving = asyncio.Lock()
         self._loading: asyncio.Task[TransferStats] | None = None
         self._spent: dict[str, float] = {"checkpoint": 0.0}
-        self._error: BaseException | None = None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a stop was asked for."""
+        return self._stop.is_set()
 
     @property
     def step(self) -> int:
@@ -114,7 +115,7 @@ class Loop:
 
     def stop(self) -> None:
         """Ask for an end: the batch at work is finished, nothing more is begun."""
-        self.stopping = True
+        self.generation.stopping = True
         self._stop.set()
         self._changed.set()
 
@@ -134,69 +135,9 @@ class Loop:
                 await self._timed("checkpoint", self.save())  # last, so that it holds all that was said of the step
         finally:
             watch.cancel()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(watch, *self._tasks, return_exceptions=True)
-
-    # -- generation -------------------------------------------------------------------------------------------------
-
-    def dispatch(self) -> None:
-        """Send as many groups as the admission rule allows, to the engine that has the fewest; those to be sent again come first."""
-        again = self.buffer.requeued()
-        while not self.stopping:
-            uid = again[0] if again else None
-            index = self._engine_for(uid)
-            if index is None:
-                return
-            prompt = self.stream.next() if uid is None else self.prompts[uid]
-            if prompt is None:
-                self.buffer.exhaust()
-                return
-            again = again[1:]
-            self.prompts[prompt.uid] = prompt
-            attempt = self.buffer.dispatch(prompt.uid, index, self.sync.versions[index])
-            self.load[index] += 1
-            task = asyncio.ensure_future(self._follow(prompt, attempt, index))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    def _engine_for(self, uid: int | None) -> int | None:
-        """The engine with the fewest groups among those whose version the admission rule allows."""
-        for index in sorted(range(len(self.load)), key=lambda i: self.load[i]):
-            if self.buffer.may_dispatch(self.sync.versions[index], uid):
-                return index
-        return None
-
-    async def _follow(self, prompt: Prompt, attempt: int, index: int) -> None:
-        """One group on its way: generated, verified, booked."""
-        lost = 0
-        try:
-            receipt_ref, group_ref = self.services.engines[index].generate.options(num_returns=2).remote(prompt, attempt, self.sampling)
-            receipt = await asyncio.wait_for(as_coroutine(receipt_ref), self.config.rollout.group_timeout + DEADLINE_SLACK)
-            lost = receipt.tokens
-            self.load[index] -= 1
-            index = -1
-            self.buffer.generated(prompt.uid, attempt)
-            summary_ref, scored_ref = next(self._verifiers).score.options(num_returns=2).remote(group_ref)
-            limit = self.config.verify.verify_timeout * (self.config.rollout.group_size + 1) + DEADLINE_SLACK
-            summary = await asyncio.wait_for(as_coroutine(summary_ref), limit)
-            self.buffer.scored(prompt.uid, attempt, summary, scored_ref)
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            self.buffer.attempt_failed(prompt.uid, attempt, reason_of(error), lost)
-        except Exception as error:  # our own fault: the loop ends with it, rather than waiting for this group for ever
-            self._error = error
-        finally:
-            if index >= 0:
-                self.load[index] -= 1
-            self._forget(prompt.uid)
-            self._changed.set()
-        if self._error is None:
-            self.dispatch()
-
-    def _forget(self, uid: int) -> None:
-        """Drop the prompt of a group that has ended."""
-        if self.buffer.ledger.state(uid) is None:
-            self.prompts.pop(uid, None)
+            self.health.close()
+            await self.generation.close()
+            await asyncio.gather(watch, return_exceptions=True)
 
     # -- the verbs of a step ----------------------------------------------------------------------------------------
 
@@ -204,21 +145,37 @@ class Loop:
         """The next batch, or None when there is none any more. Raises RefillError under `on_refill_limit = raise`."""
         self.doing = "waits for groups"
         while not self.stopping:
-            self.dispatch()
-            if self._error is not None:
-                raise self._error
-            if budget := self.buffer.over_failure_budget():
-                raise RunFailed(budget)
+            await self.rejoin()
+            self.generation.dispatch()
+            if self.generation.error is not None:
+                raise self.generation.error
+            if over := self.buffer.over_failure_budget() or str(self.health.spent or ""):
+                raise RunFailed(over)
             if self.buffer.batch_ready():
                 batch = self.buffer.cut()
-                for uid, attempt, engine in batch.surplus:
-                    self.services.engines[engine].cancel.remote(uid, attempt)
+                self.generation.cancel(batch.surplus)
                 return batch
             if self.buffer.finished:
                 return None
             self._changed.clear()
             await self._next_change()
         return None
+
+    async def rejoin(self) -> None:
+        """Engines that were made again get the present weights, between two transfers and while no rank trains."""
+        started = self.health.started & self.health.absent
+        if started:
+            await self._loaded()
+            await self.sync.transfer(self.step, only=sorted(started))
+
+    async def revive(self) -> None:
+        """Returns when there is an engine with the present weights."""
+        async with self._reviving:
+            while not self.health.alive():
+                if self.health.spent is not None:
+                    raise RunFailed(str(self.health.spent))
+                await self.rejoin()
+                await asyncio.sleep(0.2)
 
     async def _next_change(self) -> None:
         """A group came back, a stop was asked for, or the transfer ended (well, or with an error to raise)."""
@@ -245,8 +202,7 @@ class Loop:
         total = sum(s.tokens for s in batch.summaries if s.uid not in failed)
         masked = {reason: stats.masked_tokens.get(reason, 0) for reason in ("overlong", "error", "mismatch")}
         self.buffer.commit(batch, BatchTokens(trained=total - sum(masked.values()), **masked), failed=failed)
-        for uid in tuple(self.prompts):
-            self._forget(uid)
+        self.generation.forget()
         if stats.nonfinite_in_a_row >= self.config.optim.max_nonfinite_steps:
             raise RunFailed(
                 f"{stats.nonfinite_in_a_row} optimiser steps in a row had a loss or gradient that is not finite "
@@ -328,13 +284,3 @@ class Loop:
                 }
             )
             await asyncio.sleep(STAGES_EVERY)
-
-
-def reason_of(error: BaseException) -> str:
-    """A short name for what went wrong with an attempt."""
-    if isinstance(error, TimeoutError) or isinstance(getattr(error, "cause", None), TimeoutError):
-        return "deadline"
-    if isinstance(error, ray.exceptions.ActorError):
-        return "actor_died"
-    cause = getattr(error, "cause", None)
-    return type(cause or error).__name__

@@ -11,8 +11,9 @@ from pathlib import Path
 from cluster import checkpoint, load, placement
 from cluster.config import RunConfig
 from cluster.evaluate import Evaluator
+from cluster.health import Health
 from cluster.prepare import Prepared, prepare
-from cluster.services import create, verifier_names
+from cluster.services import Maker, verifier_names
 from learner.actor import LearnerRank, free_port
 from rollout.errors import UserError
 
@@ -40,14 +41,16 @@ def evaluate(cfg: RunConfig) -> int:
 async def _evaluate(cfg: RunConfig, prepared: Prepared) -> dict[str, object]:
     placement.join(cfg)
     places = placement.reserve(cfg, learner=False)
-    services = create(cfg, None, prepared.facts, places, verifier_names(cfg))
+    services = Maker(cfg, None, prepared.facts, places, verifier_names(cfg)).all()
     try:
         await services.each(services.verifiers, "ready")
         await services.each(services.engines, "start")
-        return asdict(await Evaluator(cfg, services, prepared.stream.heldout(cfg.eval.eval_prompts)).run())
+        health = Health(services, 0, cfg.cluster.start_timeout, asyncio.Event(), print)
+        return asdict(await Evaluator(cfg, services, health, prepared.stream.heldout(cfg.eval.eval_prompts)).run())
     finally:
         await services.stop()
-        placement.leave(places)
+        placement.give_back(places)
+        placement.leave()
 
 
 def export(run_dir: Path, *, step: int | None, dtype: str | None, out: Path | None) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,15 +94,13 @@ def reserve(config: RunConfig, *, learner: bool = True) -> Places:
     return Places(group, number["engine"], number["rank"], number["verifier"])
 
 
-def leave(places: Places | None) -> None:
-    """Give the places back and disconnect; a private cluster ends with this."""
+def give_back(places: Places | None) -> None:
+    """Free the places for others."""
     if places is not None:
         remove_placement_group(places.group)
-    ray.shutdown()
 
 
-def free_port() -> int:
-    """A free TCP port of this machine."""
-    with socket.socket() as s:
-        s.bind(("", 0))
-        return int(s.getsockname()[1])
+def leave() -> None:
+    """Disconnect; a private cluster ends with this."""
+    if ray.is_initialized():
+        ray.shutdown()

@@ -18,11 +18,12 @@ from cluster import checkpoint, load, placement
 from cluster.config import RunConfig
 from cluster.display import Display
 from cluster.evaluate import EvalStats, Evaluator
+from cluster.health import Health
 from cluster.loop import Loop, RunFailed
 from cluster.prepare import Prepared, prepare, transfer_backend, warmup_examples
 from cluster.record import Recorder
 from cluster.runfolder import RunFolder, write_json
-from cluster.services import Services, as_coroutine, create, verifier_names
+from cluster.services import Maker, Services, as_coroutine, verifier_names
 from cluster.weights import WeightError, WeightSync
 from learner.buffer import SamplingBuffer
 from learner.buffer_records import RefillError
@@ -81,16 +82,16 @@ class Session:
         self.work: asyncio.Task[None] | None = None
         self.tokenizer_folder = ""
         self.stop_signal = ""
+        self.lives = 0  # ended by the loss of a learner rank
 
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def main(self) -> int:
         """Everything, and everything down again whatever happens; the exit code."""
         self.catch_signals()
-        self.work = asyncio.ensure_future(self.train())
         code = 0
         try:
-            await self.work
+            await self.live()
         except asyncio.CancelledError:
             code = INTERRUPTED
         except (RunFailed, RefillError, WeightError) as error:
@@ -109,6 +110,23 @@ class Session:
             code = INTERRUPTED
         self.display.close()
         return code
+
+    async def live(self) -> None:
+        """Train; after the loss of a learner rank, again from the last checkpoint, with the books of that moment."""
+        resume = self.cfg.resume
+        while True:
+            self.work = asyncio.ensure_future(self.train(resume))
+            try:
+                return await self.work
+            except ray.exceptions.RayActorError as error:
+                self.lives += 1
+                if self.stop_signal or self.lives > self.cfg.cluster.max_restarts:
+                    raise
+                why = str(error).strip().splitlines()[0]
+                self.display.note(f"a learner rank is lost ({why}); life {self.lives + 1} begins at the last checkpoint")
+            self.loop = None
+            await self.end_life()
+            resume = True
 
     def catch_signals(self) -> None:
         """SIGINT and SIGTERM are ours. Joining Ray puts its own handlers in place, so this is called after it again."""
@@ -132,26 +150,33 @@ class Session:
         self.display.note(f"{self.stop_signal}: ends after the batch at work and writes a checkpoint; once more ends at once")
         self.loop.stop()
 
-    async def down(self) -> None:
-        """End actors, sinks and Ray."""
+    async def end_life(self) -> None:
+        """End the actors and the sinks, and give the places back."""
         if self.services is not None:
             await self.services.stop()
+        self.services = None
         self.record.close()
         if ray.is_initialized():
-            placement.leave(self.places)
+            placement.give_back(self.places)
+        self.places = None
+
+    async def down(self) -> None:
+        """End everything, Ray too."""
+        await self.end_life()
+        placement.leave()
 
     # -- the phases -------------------------------------------------------------------------------------------------
 
-    async def train(self) -> None:
+    async def train(self, resume: bool) -> None:
         """The whole of it, phase after phase."""
         cfg = self.cfg
-        saved = checkpoint.newest_good(self.run_dir, self.display.note) if cfg.resume else None
+        saved = checkpoint.newest_good(self.run_dir, self.display.note) if resume else None
         self.display.phase("preparing the model and the prompts")
         prepared = prepare(cfg, self.run_dir)
         self.tokenizer_folder = prepared.tokenizer_folder
         for note in prepared.notes:
             self.display.note(note)
-        self.record.open((saved.step if saved else 0) if cfg.resume else None)
+        self.record.open((saved.step if saved else 0) if resume else None)
         self.display.phase("starting the actors")
         services = await self.start(prepared)
         if saved is not None:
@@ -161,21 +186,21 @@ class Session:
             await self.warm_up(prepared, services)
         await self.engines_ready
         self.display.phase("first weights into the engines")
-        sync = WeightSync(services, transfer_backend(cfg), cfg.rollout.engines * max(1, int(cfg.rollout.engine_gpus)))
-        sync.hosts = self.hosts
-        if saved is not None:
-            sync.attempt = saved.controller["attempt"] + 1
+        health = Health(services, cfg.cluster.max_restarts, cfg.cluster.start_timeout, asyncio.Event(), self.display.note)
+        sync = WeightSync(services, health, transfer_backend(cfg), cfg.rollout.engines * max(1, int(cfg.rollout.engine_gpus)))
+        sync.attempt = self.lives + (saved.controller["attempt"] + 1 if saved is not None else 0)
         await sync.transfer(saved.step if saved else 0)
         await self.check_logprobs(prepared, services)
-        await self.drive(prepared, services, sync, saved)
+        await self.drive(prepared, services, sync, health, saved)
 
     async def start(self, prepared: Prepared) -> Services:
         """Join Ray and create the actors; learner ranks are ready on return, engines go on starting (`engines_ready`)."""
         cfg = self.cfg
-        await asyncio.to_thread(placement.join, cfg)
-        self.catch_signals()
+        if not ray.is_initialized():
+            await asyncio.to_thread(placement.join, cfg)
+            self.catch_signals()
         self.places = placement.reserve(cfg)
-        services = self.services = create(cfg, prepared.settings, prepared.facts, self.places, verifier_names(cfg))
+        services = self.services = Maker(cfg, prepared.settings, prepared.facts, self.places, verifier_names(cfg)).all()
         self.engines_ready = asyncio.ensure_future(self.start_engines(services))
         await services.each(services.verifiers, "ready")
         address, port = await as_coroutine(services.ranks[0].address.remote())
@@ -186,9 +211,8 @@ class Session:
     async def start_engines(self, services: Services) -> None:
         """Engines load while the learner warms up."""
         started = await self.within("engines", services.each(services.engines, "start"))
-        self.hosts = [s["host"] for s in started]
-        for host, pids in zip(self.hosts, await services.each(services.engines, "pids"), strict=True):
-            services.pids.update(pids if host == socket.gethostname() else ())
+        for engine, pids in zip(started, await services.each(services.engines, "pids"), strict=True):
+            services.pids.update(pids if engine["host"] == socket.gethostname() else ())
         self.record.seconds["start_engines"] = self.record.elapsed()
         self.display.note(f"engines are ready after {self.record.elapsed():.0f} s")
 
@@ -244,7 +268,7 @@ class Session:
             )
         self.display.note(text)
 
-    async def drive(self, prepared: Prepared, services: Services, sync: WeightSync, saved: checkpoint.Saved | None) -> None:
+    async def drive(self, prepared: Prepared, services: Services, sync: WeightSync, health: Health, saved: checkpoint.Saved | None) -> None:
         """Evaluate, loop, evaluate, export, summarise."""
         cfg, objective = self.cfg, prepared.settings.objective
         buffer = SamplingBuffer(
@@ -258,13 +282,14 @@ class Session:
             clock=time.monotonic,
             spread_per_reward=objective.reward_norm == "gdpo",
         )
-        evaluator = Evaluator(cfg, services, await asyncio.to_thread(prepared.stream.heldout, cfg.eval.eval_prompts))
+        evaluator = Evaluator(cfg, services, health, await asyncio.to_thread(prepared.stream.heldout, cfg.eval.eval_prompts))
         loop = Loop(
             cfg,
             services,
             prepared.stream,
             buffer,
             sync,
+            health,
             evaluator,
             report=lambda report: self.record.step(report, buffer.ledger, sync.attempt),
             evaluated=self.evaluated,
@@ -309,7 +334,7 @@ class Session:
             "attempt": loop.sync.attempt,
             "buffer": loop.buffer.state(),
             "stream": loop.stream.state(),
-            "prompts": [checkpoint.prompt_json(p) for _, p in sorted(loop.prompts.items())],
+            "prompts": [checkpoint.prompt_json(p) for _, p in sorted(loop.generation.prompts.items())],
             "record": self.record.state(),
         }
         await asyncio.to_thread(checkpoint.finish, self.run_dir, step, controller, groups, self.cfg.log.keep_checkpoints)
@@ -318,7 +343,7 @@ class Session:
         """The books as they were when the checkpoint was written."""
         state = saved.controller
         loop.stream.load(state["stream"])
-        loop.prompts = {p["uid"]: checkpoint.prompt_from_json(p) for p in state["prompts"]}
+        loop.generation.prompts = {p["uid"]: checkpoint.prompt_from_json(p) for p in state["prompts"]}
         loop.buffer.load(state["buffer"], {uid: ray.put(group) for uid, group in saved.groups.items()})
         self.record.load(state["record"])
 

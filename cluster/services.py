@@ -40,10 +40,10 @@ class ModelFacts:
 class Services:
     """Handles of all actors, each list in the order of their indices; `pids` are engines' processes on this machine."""
 
-    places: Places
-    engines: list[Any] = field(default_factory=list)
-    verifiers: list[Any] = field(default_factory=list)
-    ranks: list[Any] = field(default_factory=list)
+    maker: Maker
+    engines: list[Any]
+    verifiers: list[Any]
+    ranks: list[Any]
     pids: set[int] = field(default_factory=set)
 
     async def each(self, actors: Iterable[Any], method: str, *args: Any) -> list[Any]:
@@ -82,44 +82,51 @@ def environment(threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "RAY_TQDM": "0"}
 
 
-def create(
-    config: RunConfig, settings: LearnerSettings | None, facts: ModelFacts, places: Places, prewarm: Sequence[str]
-) -> Services:
-    """Create every actor; none has started its work yet. `prewarm` names the verifiers to have ready.
+class Maker:
+    """Makes the actors of a run, at its start and again in the place of one that died."""
 
-    Without `settings` there is no learner, and engines read the checkpoint themselves.
-    """
-    each, number = bundles(config), counts(config, learner=settings is not None)
-    services = Services(places)
-    for i in range(number["engine"]):
-        options = places.options("engine", i, each["engine"], environment(config.rollout.engine_threads))
-        worker = (
-            ray.remote(Rollout)
-            .options(**options, max_concurrency=MANY)
-            .remote(
-                i,
-                config.rollout,
-                model=facts.folder,
-                max_model_len=facts.max_model_len,
-                stop_token_ids=facts.stop_token_ids,
-                transfer_backend=facts.transfer_backend,
-                trust_remote_code=config.model.trust_remote_code,
-                load_weights=settings is None,
-            )
+    def __init__(
+        self, config: RunConfig, settings: LearnerSettings | None, facts: ModelFacts, places: Places, prewarm: Sequence[str]
+    ) -> None:
+        """`prewarm` names the verifiers to have ready. Without `settings` there is no learner, and engines read the checkpoint."""
+        self.config, self.settings, self.facts, self.places, self.prewarm = config, settings, facts, places, list(prewarm)
+
+    def _options(self, kind: str, index: int, threads: int) -> dict[str, Any]:
+        return self.places.options(kind, index, bundles(self.config)[kind], environment(threads))
+
+    def engine(self, index: int) -> Any:
+        """Rollout worker number `index`; it has not started yet."""
+        config, facts = self.config, self.facts
+        options = self._options("engine", index, config.rollout.engine_threads)
+        worker = ray.remote(Rollout).options(**options, max_concurrency=MANY)
+        return worker.remote(
+            index,
+            config.rollout,
+            model=facts.folder,
+            max_model_len=facts.max_model_len,
+            stop_token_ids=facts.stop_token_ids,
+            transfer_backend=facts.transfer_backend,
+            trust_remote_code=config.model.trust_remote_code,
+            load_weights=self.settings is None,
         )
-        services.engines.append(worker)
-    for i in range(number["rank"]):
-        options = places.options("rank", i, each["rank"], environment(config.model.learner_threads))
-        rank = (
-            ray.remote(LearnerRank)
-            .options(**options, max_concurrency=2)
-            .remote(i, number["rank"], settings, publish_dtype=config.rollout.engine_dtype, threads=config.model.learner_threads)
-        )
-        services.ranks.append(rank)
-    for i in range(number["verifier"]):
-        options = places.options("verifier", i, each["verifier"], environment(1))
-        services.verifiers.append(ray.remote(VerifierActor).options(**options, max_concurrency=MANY).remote(config.verify, list(prewarm)))
-    return services
+
+    def rank(self, index: int) -> Any:
+        """Learner rank number `index`."""
+        model, ranks = self.config.model, self.config.model.learner_ranks
+        rank = ray.remote(LearnerRank).options(**self._options("rank", index, model.learner_threads), max_concurrency=2)
+        return rank.remote(index, ranks, self.settings, publish_dtype=self.config.rollout.engine_dtype, threads=model.learner_threads)
+
+    def verifier(self, index: int) -> Any:
+        """Verifier actor number `index`."""
+        options = self._options("verifier", index, 1)
+        return ray.remote(VerifierActor).options(**options, max_concurrency=MANY).remote(self.config.verify, self.prewarm)
+
+    def all(self) -> Services:
+        """Every actor; none has started its work yet."""
+        number = counts(self.config, learner=self.settings is not None)
+        engines = [self.engine(i) for i in range(number["engine"])]
+        ranks = [self.rank(i) for i in range(number["rank"])]
+        return Services(self, engines, [self.verifier(i) for i in range(number["verifier"])], ranks)
 
 
 def verifier_names(config: RunConfig) -> list[str]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ray
+
+from cluster.health import Health, engine_is_gone, reason_of
 from cluster.services import Services, as_coroutine
 from rollout.weights import WeightManifest
 
@@ -29,14 +33,14 @@ class TransferStats:
 class WeightSync:
     """One transfer at a time. `versions` holds what each engine has acknowledged; -1: nothing yet."""
 
-    def __init__(self, services: Services, backend: str, workers: int) -> None:
+    def __init__(self, services: Services, health: Health, backend: str, workers: int) -> None:
         """`backend`: shm, nccl or ipc; `workers` counts the GPUs of all engines."""
         self.services = services
+        self.health = health
         self.backend = backend
         self.workers = workers
         self.versions = [-1] * len(services.engines)
         self.attempt = 0
-        self.hosts: list[str] = []
         self._joined = False
 
     async def publish(self, version: int) -> WeightManifest | TransferStats:
@@ -46,35 +50,48 @@ class WeightSync:
         manifests = await self.services.each(self.services.ranks, "publish", self.attempt, version)
         return next(m for m in manifests if m is not None)
 
-    async def load(self, published: WeightManifest | TransferStats, seconds_publish: float) -> TransferStats:
-        """Every engine's part. Raises WeightError when one has read other bytes, or left a parameter as it was."""
+    async def load(
+        self, published: WeightManifest | TransferStats, seconds_publish: float, only: Sequence[int] | None = None
+    ) -> TransferStats:
+        """The part of the engines `only`, or of all that have started; one that is lost meanwhile is left to its replacement.
+
+        Raises WeightError when an engine has read other bytes, or left a parameter as it was.
+        """
         if isinstance(published, TransferStats):
             return published
         started = time.monotonic()
-        reports = await asyncio.gather(*(self._load_one(i, published) for i in range(len(self.services.engines))))
+        indices = sorted({*self.health.alive(), *self.health.started}) if only is None else only
+        reports = [r for r in await asyncio.gather(*(self._load_one(i, published) for i in indices)) if r is not None]
         await self.services.each(self.services.ranks[:1], "release", published)
         return TransferStats(
             published.version,
             published.size,
             seconds_publish,
-            max(r["seconds_paused"] for r in reports),
+            max((r["seconds_paused"] for r in reports), default=0.0),
             seconds_publish + time.monotonic() - started,
         )
 
-    async def transfer(self, version: int) -> TransferStats:
+    async def transfer(self, version: int, only: Sequence[int] | None = None) -> TransferStats:
         """Publish and load."""
         started = time.monotonic()
         published = await self.publish(version)
-        return await self.load(published, time.monotonic() - started)
+        return await self.load(published, time.monotonic() - started, only)
 
-    async def _load_one(self, index: int, manifest: WeightManifest) -> dict[str, Any]:
+    async def _load_one(self, index: int, manifest: WeightManifest) -> dict[str, Any] | None:
         engine = self.services.engines[index]
-        data = None
-        if self.hosts and self.hosts[index] != manifest.host:
-            data = self.services.ranks[0].read_published.remote(manifest)
-        report: dict[str, Any] = await as_coroutine(engine.update.remote(manifest, data))
+        try:
+            host = await as_coroutine(engine.host.remote())
+            data = None if host == manifest.host else self.services.ranks[0].read_published.remote(manifest)
+            report: dict[str, Any] = await as_coroutine(engine.update.remote(manifest, data))
+        except ray.exceptions.RayError as error:
+            if not engine_is_gone(error):
+                raise
+            self.health.engine_lost(index, engine, f"{reason_of(error)} in a weight update")
+            return None
         check_report(index, manifest, report)
         self.versions[index] = manifest.version
+        if index in self.health.absent:
+            self.health.joined(index)
         return report
 
     async def _send(self, version: int) -> TransferStats:

@@ -71,6 +71,10 @@ class Rollout:
         await self.engine.start()
         return {"host": socket.gethostname(), "seconds": time.monotonic() - started}
 
+    def host(self) -> str:
+        """The machine that it runs on."""
+        return socket.gethostname()
+
     async def generate(self, prompt: Prompt, attempt: int, sampling: Sampling) -> tuple[Receipt, Group]:
         """One group, or TimeoutError when it outlasts `group_timeout`."""
         started = time.monotonic()

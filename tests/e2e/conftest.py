@@ -124,8 +124,8 @@ def ray_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "import ray, sys; c = ray.init(include_dashboard=False, num_cpus=8,"
         " object_store_memory=2**29, log_to_driver=False); print('ADDRESS', c.address_info['gcs_address'], flush=True); sys.stdin.read()"
     )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    head = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, text=True, **pipes)
+    pipe = subprocess.PIPE
+    head = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, text=True, stdin=pipe, stdout=pipe)
     assert head.stdout is not None and head.stdin is not None
     line = next(line for line in head.stdout if line.startswith("ADDRESS"))
     yield line.split()[1]

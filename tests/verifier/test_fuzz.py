@@ -110,7 +110,8 @@ ITEMS = st.builds(
 def test_hostile_responses(capsys):
     processes = 4 * (os.cpu_count() or 1) if COUNT > 1000 else 2
     config = VerifyConfig(verify_timeout=DEADLINE, verifier_processes=processes, verify_memory_mb=1024)
-    worst, slowest, statuses, memory, late_ones = 0.0, None, {"value": 0, "timeout": 0}, [], []
+    worst, slowest, statuses, memory = 0.0, None, {"value": 0, "timeout": 0}, []
+    late_ones: list[str] = []
 
     with VerifierPool(config, ["math", "gsm8k", "numeric"]) as pool:
         pool.wait_ready()

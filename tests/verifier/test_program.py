@@ -315,6 +315,7 @@ def test_a_program_has_no_gold_answer_to_check():
 def test_asserts_are_taken_apart():
     (part,) = program_asserts.plan(["assert abs(f(2) - 0.5) < g(1)"])
     assert [s[1] for s in part.steps] == ["f(2)", "g(1)"]
+    assert part.check is not None
     assert part.check([0.6, 0.2]) and not part.check([0.6, 0.05])
 
 

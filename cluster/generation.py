@@ -1,0 +1,145 @@
+"""Groups on their way: sent under the admission rule, generated, verified, booked; each follows its own way.
+
+An engine that is lost costs its groups one attempt each, and they are sent again at their places. A verifier that is
+lost costs nothing: the answers are still there and go to another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import ray
+
+from cluster.config import RunConfig
+from cluster.health import Health, engine_is_gone, reason_of
+from cluster.services import Services, as_coroutine
+from cluster.weights import WeightSync
+from learner.buffer import SamplingBuffer
+from rollout.actor import Receipt
+from rollout.prompts import PromptStream
+from rollout.records import Prompt, Sampling
+from verifier.records import GroupSummary
+
+DEADLINE_SLACK = 30.0  # seconds beyond a deadline of an actor's own, after which the actor is taken to hang
+
+
+class Generation:
+    """Everything in flight. `changed` is set when a group has come back; `error` is a fault of ours that ends the loop."""
+
+    def __init__(
+        self, config: RunConfig, services: Services, stream: PromptStream, buffer: SamplingBuffer, sync: WeightSync, health: Health
+    ) -> None:
+        self.config = config
+        self.services = services
+        self.stream = stream
+        self.buffer = buffer
+        self.sync = sync
+        self.health = health
+        self.changed = health.changed
+        self.prompts: dict[int, Prompt] = {}  # of every group that has not ended, for another attempt
+        self.sampling = Sampling(config.rollout.group_size, config.rollout.max_tokens, config.rollout.temperature, config.seed)
+        self.error: BaseException | None = None
+        self.stopping = False
+        self._load = [0] * len(services.engines)  # groups at each engine
+        self._next_verifier = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def dispatch(self) -> None:
+        """Send as many groups as the admission rule allows; those to be sent again come first."""
+        again = self.buffer.requeued()
+        while not self.stopping:
+            uid = again[0] if again else None
+            index = self._engine_for(uid)
+            if index is None:
+                return
+            prompt = self.stream.next() if uid is None else self.prompts[uid]
+            if prompt is None:
+                self.buffer.exhaust()
+                return
+            again = again[1:]
+            self.prompts[prompt.uid] = prompt
+            attempt = self.buffer.dispatch(prompt.uid, index, self.sync.versions[index])
+            task = asyncio.ensure_future(self._follow(prompt, attempt, index))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _engine_for(self, uid: int | None) -> int | None:
+        """The engine with the fewest groups among those that live and whose version the admission rule allows."""
+        for index in sorted(self.health.alive(), key=lambda i: self._load[i]):
+            if self.buffer.may_dispatch(self.sync.versions[index], uid):
+                return index
+        return None
+
+    async def _follow(self, prompt: Prompt, attempt: int, index: int) -> None:
+        """One group on its way."""
+        tokens = 0
+        try:
+            receipt, group = await self._generate(prompt, attempt, index)
+            tokens = receipt.tokens
+            self.buffer.generated(prompt.uid, attempt)
+            summary, scored = await self._verify(group)
+            self.buffer.scored(prompt.uid, attempt, summary, scored)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            self.buffer.attempt_failed(prompt.uid, attempt, reason_of(error), tokens)
+        except Exception as error:  # our own fault: the loop ends with it, rather than waiting for this group for ever
+            self.error = error
+        finally:
+            self.forget()
+            self.changed.set()
+        if self.error is None:
+            self.dispatch()
+
+    async def _generate(self, prompt: Prompt, attempt: int, index: int) -> tuple[Receipt, Any]:
+        """The receipt, and a reference to the group. An engine that is gone, or does not keep its own deadline, is replaced."""
+        actor, limit = self.services.engines[index], self.config.rollout.group_timeout + DEADLINE_SLACK
+        self._load[index] += 1
+        try:
+            receipt, group = actor.generate.options(num_returns=2).remote(prompt, attempt, self.sampling)
+            return await asyncio.wait_for(as_coroutine(receipt), limit), group
+        except TimeoutError:
+            self.health.engine_lost(index, actor, f"no answer within {limit:g} s")
+            raise
+        except ray.exceptions.RayError as error:
+            if engine_is_gone(error):
+                self.health.engine_lost(index, actor, type(getattr(error, "cause", None) or error).__name__)
+            raise
+        finally:
+            self._load[index] -= 1
+
+    async def _verify(self, group: Any) -> tuple[GroupSummary, Any]:
+        """The summary, and a reference to the scored group; another verifier is asked when one is lost."""
+        limit = self.config.verify.verify_timeout * (self.config.rollout.group_size + 1) + DEADLINE_SLACK
+        for chance in range(self.config.rollout.attempts):
+            last = chance == self.config.rollout.attempts - 1
+            actor = self.services.verifiers[next(self._next_verifier) % len(self.services.verifiers)]
+            summary, scored = actor.score.options(num_returns=2).remote(group)
+            try:
+                return await asyncio.wait_for(as_coroutine(summary), limit), scored
+            except TimeoutError:
+                self.health.verifier_lost(actor, f"no verdict within {limit:g} s")
+                if last:
+                    raise
+            except ray.exceptions.RayActorError as error:
+                self.health.verifier_lost(actor, type(error).__name__)
+                if last:
+                    raise
+        raise AssertionError("attempts is positive")
+
+    def forget(self) -> None:
+        """Drop the prompts of groups that have ended."""
+        for uid in tuple(self.prompts):
+            if self.buffer.ledger.state(uid) is None:
+                del self.prompts[uid]
+
+    def cancel(self, surplus: tuple[tuple[int, int, int], ...]) -> None:
+        """End groups that will never train, where they still run: (uid, attempt, engine)."""
+        for uid, attempt, engine in surplus:
+            self.services.engines[engine].cancel.remote(uid, attempt)
+
+    async def close(self) -> None:
+        """Follow no group any more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
