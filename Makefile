@@ -11,7 +11,7 @@ export VENV EXTRA PYTHON
 export OMP_NUM_THREADS ?= 1
 SETUP = python3 .ci/setup.py
 
-.PHONY: help setup demo test check lock clean
+.PHONY: help setup demo test check bench soak lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -31,6 +31,14 @@ check:  ## lint and types
 	@$(SETUP) dev gym
 	@$(PY) -m ruff check rollout verifier learner cluster tests .ci
 	@$(PY) -m mypy rollout verifier learner cluster tests .ci/setup.py
+
+bench:  ## benchmarks of the verifiers (ARGS=seconds for each)
+	@$(SETUP) dev gym
+	@$(PY) -m tests.bench.bench_verifiers $(ARGS)
+
+soak:  ## the long tests: 20,000 hostile responses through the verifier pool
+	@$(SETUP) dev gym
+	@WINNOW_FUZZ=20000 $(PY) -m pytest -s --timeout 0 tests/verifier/test_fuzz.py
 
 lock:  ## write the exact versions in .ci/lock anew (ARGS=package moves one to its newest)
 	@$(SETUP)

@@ -24,6 +24,7 @@ from cluster.loop import StepReport
 from cluster.runfolder import EVALUATIONS
 from cluster.samples import batch_weights, length_row, sample_row
 from cluster.sinks import ADVICE, LENGTHS, METRICS, Sinks, read_rows
+from learner.buffer_records import StepSummary
 from learner.ledger import Ledger
 
 
@@ -73,6 +74,7 @@ class Recorder:
         self.display.step(report.step, self.cfg.batches, self.last)
         if self.live is not None:
             self.live.set(self.last)
+        self.alarm(report.summary)
         append_snapshot(self.run_dir, ledger, life=life)
         self.answers(report)
         for advice in self.adviser.step(report.step, self.last) if self.adviser is not None else ():
@@ -89,6 +91,15 @@ class Recorder:
         for uid, ref in list(zip(batch.uids, batch.payloads, strict=True))[: cfg.log.sample_groups]:
             row = sample_row(ray.get(ref), report.train.advantages[uid].tolist(), weights_G=weights[uid].tolist())
             self.sinks.samples(report.step, [row])
+
+    def alarm(self, summary: StepSummary) -> None:
+        """Say at once when too many answers of a step have no reward by a fault of ours."""
+        answers = max(summary.scored * self.cfg.rollout.group_size, 1)
+        share, limit = summary.verifier_errors / answers, self.cfg.verify.verifier_error_rate
+        if share > limit:
+            dropped = "their groups are dropped" if self.cfg.verify.on_verifier_error == "drop" else "their groups train without them"
+            without = f"{summary.verifier_errors} of {answers} answers have no reward"
+            self.display.note(f"alarm: {without}, more than verifier_error_rate = {limit:g}; {dropped}")
 
     def evaluation(self, step: int, stats: EvalStats) -> bool:
         """Note an evaluation; True when it is of the best step so far."""

@@ -203,6 +203,8 @@ class Session:
         services = self.services = Maker(cfg, prepared.settings, prepared.facts, self.places, verifier_names(cfg)).all()
         self.engines_ready = asyncio.ensure_future(self.start_engines(services))
         await services.each(services.verifiers, "ready")
+        for note in (await services.each(services.verifiers[:1], "notes"))[0]:
+            self.display.note(note)
         address, port = await as_coroutine(services.ranks[0].address.remote())
         await self.within("learner ranks", services.each(services.ranks, "start", address, port))
         self.record.seconds["start_learner"] = self.record.elapsed()

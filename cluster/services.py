@@ -60,6 +60,7 @@ class Services:
                 actor.__ray_terminate__.remote()  # an actor that is killed would be reported as a fault
             else:
                 ray.kill(actor)
+        await asyncio.gather(*asked, return_exceptions=True)
         deadline = time.monotonic() + GONE_SECONDS
         while (left := [pid for pid in self.pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
             await asyncio.sleep(0.1)

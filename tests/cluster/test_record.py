@@ -82,3 +82,11 @@ def test_advice_is_printed_and_logged_when_it_begins_to_hold_and_a_resumed_run_d
     assert (logged["step"], logged["rule"]) == (7, "truncated") and logged["remedy"].startswith("--max_tokens 48")
     assert "advice" not in record_steps(tmp_path, range(11, 30), 0.5, resume=10)
     assert len(lines(tmp_path / "advice.jsonl")) == 1
+
+
+@pytest.mark.parametrize(("errors", "said"), [(0, ""), (1, "alarm: 1 of 16 answers have no reward"), (3, "alarm: 3 of 16 answers have no reward")])
+def test_too_many_answers_without_a_reward_raise_an_alarm_at_once(tmp_path: Path, errors: int, said: str) -> None:
+    shown = io.StringIO()
+    cfg = load.resolve("arithmetic", {"log.wandb": "off", "verify.verifier_error_rate": 0.05})
+    Recorder(cfg, tmp_path, Display.open("plain", stream=shown), 0.0).alarm(summary(verifier_errors=errors, scored=2))
+    assert said in shown.getvalue() and bool(shown.getvalue()) == bool(said)
