@@ -84,7 +84,7 @@ def test_advice_is_printed_and_logged_when_it_begins_to_hold_and_a_resumed_run_d
     assert len(lines(tmp_path / "advice.jsonl")) == 1
 
 
-@pytest.mark.parametrize(("errors", "said"), [(0, ""), (1, "alarm: 1 of 16 answers have no reward"), (3, "alarm: 3 of 16 answers have no reward")])
+@pytest.mark.parametrize(("errors", "said"), [(0, ""), (1, "alarm: 1 of 16 answers have no"), (3, "alarm: 3 of 16 answers have no")])
 def test_too_many_answers_without_a_reward_raise_an_alarm_at_once(tmp_path: Path, errors: int, said: str) -> None:
     shown = io.StringIO()
     cfg = load.resolve("arithmetic", {"log.wandb": "off", "verify.verifier_error_rate": 0.05})

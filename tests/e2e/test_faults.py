@@ -47,7 +47,8 @@ def test_a_run_survives_the_loss_of_each_of_its_services(tmp_path: Path, small: 
     """Verifier processes, the verifier actor, the engine's core, the rollout actor and a learner rank, one after another."""
     run_dir = tmp_path / "run"
     steps = 40
-    run = small("--run_dir", str(run_dir), "--steps", str(steps), "--checkpoint_every", "2", "--batch_size", "8", "--verifier_processes", "2")
+    flags = ["--steps", str(steps), "--checkpoint_every", "2", "--batch_size", "8", "--verifier_processes", "2"]
+    run = small("--run_dir", str(run_dir), *flags)
     run.until(r"step 3/")
     assert kill(run, "verifier.worker") >= 2
     run.until(r"step 6/")
