@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if result.summary:
         print(report(result.summary, time.monotonic() - started))
-    print(result.run_dir)
+    print(result.run_dir.resolve())
     return result.code
 
 

@@ -48,7 +48,7 @@ class RunResult:
 def train(cfg: RunConfig) -> int:
     """`winnow train`: the exit code; the run folder's path is the last line printed."""
     result = run(cfg)
-    print(result.run_dir)
+    print(result.run_dir.resolve())
     return result.code
 
 
