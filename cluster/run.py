@@ -81,6 +81,8 @@ class Session:
         self.loop: Loop | None = None
         self.work: asyncio.Task[None] | None = None
         self.tokenizer_folder = ""
+        self.joining: asyncio.Future[bool] | None = None
+        self.engines_ready: asyncio.Future[None] | None = None
         self.stop_signal = ""
         self.lives = 0  # ended by the loss of a learner rank
 
@@ -152,6 +154,10 @@ class Session:
 
     async def end_life(self) -> None:
         """End the actors and the sinks, and give the places back."""
+        if self.engines_ready is not None:
+            self.engines_ready.cancel()
+            await asyncio.gather(self.engines_ready, return_exceptions=True)
+        self.engines_ready = None
         if self.services is not None:
             await self.services.stop()
         self.services = None
@@ -162,6 +168,8 @@ class Session:
 
     async def down(self) -> None:
         """End everything, Ray too."""
+        if self.joining is not None:
+            await asyncio.gather(self.joining, return_exceptions=True)
         await self.end_life()
         placement.leave()
 
@@ -184,6 +192,7 @@ class Session:
             self.display.note(f"resumes at step {saved.step} from {saved.folder}")
         else:
             await self.warm_up(prepared, services)
+        assert self.engines_ready is not None
         await self.engines_ready
         self.display.phase("first weights into the engines")
         health = Health(services, cfg.cluster.max_restarts, cfg.cluster.start_timeout, asyncio.Event(), self.display.note)
@@ -196,9 +205,10 @@ class Session:
     async def start(self, prepared: Prepared) -> Services:
         """Join Ray and create the actors; learner ranks are ready on return, engines go on starting (`engines_ready`)."""
         cfg = self.cfg
-        if not ray.is_initialized():
-            await asyncio.to_thread(placement.join, cfg)
-            self.catch_signals()
+        if self.joining is None:
+            self.joining = asyncio.ensure_future(asyncio.to_thread(placement.join, cfg))
+        await asyncio.shield(self.joining)  # Ray can be left only once it is joined
+        self.catch_signals()
         self.places = placement.reserve(cfg)
         services = self.services = Maker(cfg, prepared.settings, prepared.facts, self.places, verifier_names(cfg)).all()
         self.engines_ready = asyncio.ensure_future(self.start_engines(services))

@@ -64,6 +64,8 @@ class Services:
         deadline = time.monotonic() + GONE_SECONDS
         while (left := [pid for pid in self.pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
+        for actor in everyone:  # one that still works did not heed its end
+            ray.kill(actor)
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
