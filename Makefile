@@ -19,9 +19,9 @@ help:  ## this list
 setup:  ## the environment alone, with all extras
 	@$(SETUP) dev gym
 
-demo:  ## train a model on two-digit sums and show what it learned (SEED=0)
+demo:  ## train a model on two-digit sums and show what it learned (SEED=0; ARGS=--random_rewards is the control)
 	@start=$$(date +%s); $(SETUP) || exit; \
-	 WINNOW_SETUP_SECONDS=$$(($$(date +%s) - start)) exec $(PY) -m cluster.demo --seed $(SEED)
+	 WINNOW_SETUP_SECONDS=$$(($$(date +%s) - start)) exec $(PY) -m cluster.demo --seed $(SEED) $(ARGS)
 
 test:  ## the whole test suite (ARGS="-k name" for a part)
 	@$(SETUP) dev gym
