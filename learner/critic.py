@@ -29,6 +29,7 @@ from learner.parts import MicroBatch, Part
 from learner.settings import LearnerSettings
 
 Reduce = Callable[[Tensor], None]
+VALUE_RATE = 10.0  # of the policy's learning rate: the head starts at 0 and has value_pretrain steps to say something
 SUMS = ("loss", "clipped", "nll", "nll_push", "policy_push")
 
 
@@ -39,7 +40,7 @@ class Critic:
         self.config, self.objective = settings.critic, settings.objective
         self.kl_in_reward = self.objective.kl_coef > 0 and self.objective.kl_in == "reward"
         self.model = load_value(source, settings.config, mesh=mesh, device=device)
-        rate = self.config.value_lr if self.config.value_lr is not None else 2 * settings.optim.lr
+        rate = self.config.value_lr if self.config.value_lr is not None else VALUE_RATE * settings.optim.lr
         self.optim = settings.optim.model_copy(update={"lr": rate, "lr_schedule": "constant"})
         self.optimizer = make_adamw(self.model, self.optim)
         self.device, self.all_sum, self.all_max = device, all_sum, all_max

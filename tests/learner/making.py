@@ -83,7 +83,7 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "critic": dict(  # the policy is frozen in the first batch
         objective=dict(baseline="critic", adv_norm="batch", kl_coef=0.05, kl_estimator="k1", kl_in="reward"),
-        critic=dict(value_pretrain=1, gae_lambda=0.9, gae_lambda_value=0.95, positive_nll=0.1, value_clip=0.05),
+        critic=dict(value_pretrain=1, value_lr=2e-3, gae_lambda=0.9, gae_lambda_value=0.95, positive_nll=0.1, value_clip=0.05),
         optim=dict(minibatches=2, epochs=2),
     ),
     "one_answer": dict(objective=dict(overlong="mask", kl_coef=0.1), one_answer=True),

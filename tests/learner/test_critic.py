@@ -118,7 +118,7 @@ def test_pre_training_moves_the_value_model_alone(tiny: Path, making: ModuleType
     counters = learner.counters
     assert (counters.batches, counters.optimiser_steps, counters.value_steps) == (2, 0, 4)
     stats = learner.train_batch(making.make_batch([making.make_group(30 + i) for i in range(4)], 2))
-    assert [s.lr for s in stats.steps] == pytest.approx([5e-4, 1e-3]) and stats.steps[0].critic["lr"] == pytest.approx(2e-3)
+    assert [s.lr for s in stats.steps] == pytest.approx([5e-4, 1e-3]) and stats.steps[0].critic["lr"] == pytest.approx(1e-2)
     assert not same(frozen, policy_weights(learner)) and stats.critic["frozen"] == 0.0
 
 
@@ -131,7 +131,7 @@ def test_pre_training_takes_monte_carlo_returns_whatever_the_lambda(tiny: Path, 
 
 def test_values_learn_what_decides_the_reward(tiny: Path, making: ModuleType) -> None:
     groups = [making.make_group(i, rewards=[float(i % 2)] * 4) for i in range(4)]
-    learner = make(making, tiny, critic=dict(value_pretrain=30), optim=dict(lr=2e-3))
+    learner = make(making, tiny, critic=dict(value_pretrain=30, value_lr=4e-3))
     found = [learner.train_batch(making.make_batch(groups, i)).critic["explained_variance"] for i in range(20)]
     assert found[0] == pytest.approx(0.0, abs=1e-9) and found[-1] > 0.9
 
