@@ -11,7 +11,7 @@ import numpy as np
 import ray
 
 from cluster.config import RunConfig
-from cluster.health import Health, engine_is_gone, reason_of
+from cluster.health import DEADLINE_SLACK, Health, RunFailed, engine_is_gone, reason_of
 from cluster.services import Services, as_coroutine
 from rollout.records import Prompt, Sampling
 from verifier.records import ScoredGroup
@@ -58,32 +58,51 @@ class Evaluator:
         return sampled_stats(stats, await self._score(sampling))
 
     async def _score(self, sampling: Sampling) -> list[ScoredGroup]:
-        return list(await asyncio.gather(*(self._score_one(i, p, sampling) for i, p in enumerate(self.prompts))))
+        # No more at once than the engines take at once: a request's deadline runs while it queues.
+        room = asyncio.Semaphore(len(self.services.engines) * max(1, self.config.rollout.max_sequences // sampling.n))
+
+        async def one(index: int, prompt: Prompt) -> ScoredGroup:
+            async with room:
+                return await self._score_one(index, prompt, sampling)
+
+        tasks = [asyncio.ensure_future(one(i, p)) for i, p in enumerate(self.prompts)]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _score_one(self, index: int, prompt: Prompt, sampling: Sampling) -> ScoredGroup:
-        """One prompt; asked again of another engine or verifier when one is lost."""
-        for _ in range(self.config.rollout.attempts):
+        """One prompt; asked again when its engine or verifier is lost, hangs, or does not answer within the group's deadline."""
+        attempts, slack = self.config.rollout.attempts, DEADLINE_SLACK
+        for _ in range(attempts):
             if not self.health.alive() and self.revive is not None:
                 await self.revive()
-            alive = self.health.alive()
-            number = alive[index % len(alive)]
+            if not self.health.alive():
+                break
+            number = self.health.alive()[index % len(self.health.alive())]
             engine = self.services.engines[number]
             verifier = self.services.verifiers[index % len(self.services.verifiers)]
             receipt, group = engine.generate.options(num_returns=2).remote(prompt, 1, sampling)
             try:
-                await as_coroutine(receipt)
-            except ray.exceptions.RayError as error:
-                if not engine_is_gone(error):
-                    raise
-                self.health.engine_lost(number, engine, f"{reason_of(error)} in evaluation")
+                await asyncio.wait_for(as_coroutine(receipt), self.config.rollout.group_timeout + slack)
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                if engine_is_gone(error) or not isinstance(error, ray.exceptions.RayError):
+                    self.health.engine_lost(number, engine, f"{reason_of(error)} in evaluation")
                 continue
             _, scored = verifier.score.options(num_returns=2).remote(group)
             try:
-                result: ScoredGroup = await as_coroutine(scored)
+                limit = self.config.verify.verify_timeout * (sampling.n + 1) + slack
+                result: ScoredGroup = await asyncio.wait_for(as_coroutine(scored), limit)
                 return result
-            except ray.exceptions.RayActorError:
-                self.health.verifier_lost(verifier, "actor_died in evaluation")
-        raise RuntimeError(f"held-out prompt {prompt.uid} met {self.config.rollout.attempts} actors that were lost")
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                if isinstance(error, ray.exceptions.RayActorError) or not isinstance(error, ray.exceptions.RayError):
+                    self.health.verifier_lost(verifier, f"{reason_of(error)} in evaluation")
+        raise RunFailed(
+            f"held-out prompt {prompt.text!r} had no answer in attempts = {attempts}: raise group_timeout = "
+            f"{self.config.rollout.group_timeout:g}, or lower eval_max_tokens"
+        )
 
 
 def greedy_stats(scored: Sequence[ScoredGroup]) -> EvalStats:

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from cluster.config import RunConfig
-from cluster.health import Health, engine_is_gone, reason_of
+from cluster.health import DEADLINE_SLACK, Health, engine_is_gone, reason_of
 from cluster.services import Services, as_coroutine
 from cluster.weights import WeightSync
 from learner.buffer import SamplingBuffer
@@ -21,8 +21,6 @@ from rollout.actor import Receipt
 from rollout.prompts import PromptStream
 from rollout.records import Prompt, Sampling
 from verifier.records import GroupSummary
-
-DEADLINE_SLACK = 30.0  # seconds beyond a deadline of an actor's own, after which the actor is taken to hang
 
 
 class Generation:
@@ -61,6 +59,7 @@ class Generation:
             again = again[1:]
             self.prompts[prompt.uid] = prompt
             attempt = self.buffer.dispatch(prompt.uid, index, self.sync.versions[index])
+            self._load[index] += 1
             task = asyncio.ensure_future(self._follow(prompt, attempt, index))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -94,16 +93,15 @@ class Generation:
     async def _generate(self, prompt: Prompt, attempt: int, index: int) -> tuple[Receipt, Any]:
         """The receipt, and a reference to the group. An engine that is gone, or does not keep its own deadline, is replaced."""
         actor, limit = self.services.engines[index], self.config.rollout.group_timeout + DEADLINE_SLACK
-        self._load[index] += 1
         try:
             receipt, group = actor.generate.options(num_returns=2).remote(prompt, attempt, self.sampling)
             return await asyncio.wait_for(as_coroutine(receipt), limit), group
+        except ray.exceptions.RayError as error:  # first: an actor's own TimeoutError is one of these and a TimeoutError
+            if engine_is_gone(error):
+                self.health.engine_lost(index, actor, reason_of(error))
+            raise
         except TimeoutError:
             self.health.engine_lost(index, actor, f"no answer within {limit:g} s")
-            raise
-        except ray.exceptions.RayError as error:
-            if engine_is_gone(error):
-                self.health.engine_lost(index, actor, type(getattr(error, "cause", None) or error).__name__)
             raise
         finally:
             self._load[index] -= 1
@@ -117,12 +115,14 @@ class Generation:
             summary, scored = actor.score.options(num_returns=2).remote(group)
             try:
                 return await asyncio.wait_for(as_coroutine(summary), limit), scored
-            except TimeoutError:
-                self.health.verifier_lost(actor, f"no verdict within {limit:g} s")
+            except ray.exceptions.RayActorError as error:
+                self.health.verifier_lost(actor, reason_of(error))
                 if last:
                     raise
-            except ray.exceptions.RayActorError as error:
-                self.health.verifier_lost(actor, type(error).__name__)
+            except ray.exceptions.RayError:
+                raise
+            except TimeoutError:
+                self.health.verifier_lost(actor, f"no verdict within {limit:g} s")
                 if last:
                     raise
         raise AssertionError("attempts is positive")
@@ -139,7 +139,8 @@ class Generation:
             self.services.engines[engine].cancel.remote(uid, attempt)
 
     async def close(self) -> None:
-        """Follow no group any more."""
+        """Follow no group any more, and send none."""
+        self.stopping = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

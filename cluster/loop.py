@@ -24,8 +24,8 @@ from typing import Any
 from cluster.config import RunConfig
 from cluster.evaluate import EvalStats, Evaluator
 from cluster.generation import Generation
-from cluster.health import Health
-from cluster.services import Services, as_coroutine
+from cluster.health import Health, RunFailed, on_ranks
+from cluster.services import Services
 from cluster.weights import TransferStats, WeightSync
 from learner.buffer import SamplingBuffer
 from learner.buffer_records import CutBatch, StepSummary
@@ -34,10 +34,6 @@ from learner.records import StepStats, TrainGroup
 from rollout.prompts import PromptStream
 
 STAGES_EVERY = 1.0  # seconds between two looks at what each stage does
-
-
-class RunFailed(RuntimeError):
-    """The run cannot go on; a checkpoint was written where there was something to keep. One sentence with the remedy."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +93,7 @@ class Loop:
         evaluator.revive = self.revive
         self.generation = Generation(config, services, stream, buffer, sync, health)
         self.doing = "starts"
+        self.evaluation_due = False
         self._changed = health.changed
         self._stop = asyncio.Event()
         self._reviving = asyncio.Lock()
@@ -123,6 +120,8 @@ class Loop:
         """Until the end. Raises RunFailed or RefillError when it cannot go on."""
         watch = asyncio.ensure_future(self._watch())
         try:
+            if self.evaluation_due:
+                await self.evaluate_now()
             while self.step < self.config.batches and not self.stopping:
                 started = time.monotonic()
                 batch = await self._timed("wait", self.fill())
@@ -134,10 +133,12 @@ class Loop:
                 self.report(StepReport(self.step, batch, self.buffer.step_summary(), train, transfer, evaluation, self._times(started)))
                 await self._timed("checkpoint", self.save())  # last, so that it holds all that was said of the step
         finally:
-            watch.cancel()
             self.health.close()
             await self.generation.close()
-            await asyncio.gather(watch, return_exceptions=True)
+            ends = [watch, *([self._loading] if self._loading is not None else [])]
+            for task in ends:
+                task.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
 
     # -- the verbs of a step ----------------------------------------------------------------------------------------
 
@@ -145,11 +146,14 @@ class Loop:
         """The next batch, or None when there is none any more. Raises RefillError under `on_refill_limit = raise`."""
         self.doing = "waits for groups"
         while not self.stopping:
+            self._changed.clear()  # before anything is looked at, so that no change is missed
             await self.rejoin()
             self.generation.dispatch()
             if self.generation.error is not None:
                 raise self.generation.error
-            if over := self.buffer.over_failure_budget() or str(self.health.spent or ""):
+            if self.health.failure is not None:
+                raise self.health.failure
+            if over := self.buffer.over_failure_budget():
                 raise RunFailed(over)
             if self.buffer.batch_ready():
                 batch = self.buffer.cut()
@@ -157,7 +161,6 @@ class Loop:
                 return batch
             if self.buffer.finished:
                 return None
-            self._changed.clear()
             await self._next_change()
         return None
 
@@ -172,8 +175,8 @@ class Loop:
         """Returns when there is an engine with the present weights."""
         async with self._reviving:
             while not self.health.alive():
-                if self.health.spent is not None:
-                    raise RunFailed(str(self.health.spent))
+                if self.health.failure is not None:
+                    raise self.health.failure
                 await self.rejoin()
                 await asyncio.sleep(0.2)
 
@@ -195,9 +198,7 @@ class Loop:
         groups = (*(TrainGroup.of(s) for s in batch.summaries), *(TrainGroup.filler(-1 - i, size) for i in range(batch.fillers)))
         names = batch.summaries[0].names
         refs = dict(zip(batch.uids, batch.payloads, strict=True))
-        calls = [rank.train.remote(batch.index, groups, names, refs) for rank in self.services.ranks]
-        results = await asyncio.gather(*(as_coroutine(call) for call in calls))
-        stats: StepStats = results[0]
+        stats: StepStats = (await on_ranks(self.services, "train", batch.index, groups, names, refs))[0]
         failed = set(stats.failed)
         total = sum(s.tokens for s in batch.summaries if s.uid not in failed)
         masked = {reason: stats.masked_tokens.get(reason, 0) for reason in ("overlong", "error", "mismatch")}
@@ -234,10 +235,16 @@ class Loop:
         last = self.step >= self.config.batches
         if not self.evaluator.prompts or not (last or (every and self.step % every == 0)):
             return None
+        return await self.evaluate_now()
+
+    async def evaluate_now(self) -> EvalStats | None:
+        """Held-out accuracy of this version; after a stop in the middle it is due again when the run goes on."""
         self.doing = "evaluates"
+        self.evaluation_due = True
         await self._loaded()
         stats = await self._unless_stopped(self.evaluator.run())
         if stats is not None:
+            self.evaluation_due = False
             await self.evaluated(self.step, stats)
         return stats
 

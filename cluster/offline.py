@@ -45,7 +45,7 @@ async def _evaluate(cfg: RunConfig, prepared: Prepared) -> dict[str, object]:
     try:
         await services.each(services.verifiers, "ready")
         await services.each(services.engines, "start")
-        health = Health(services, 0, cfg.cluster.start_timeout, asyncio.Event(), print)
+        health = Health(services, 0, cfg.cluster.start_timeout, print)
         return asdict(await Evaluator(cfg, services, health, prepared.stream.heldout(cfg.eval.eval_prompts)).run())
     finally:
         await services.stop()

@@ -23,7 +23,7 @@ from cluster.live import Live
 from cluster.loop import StepReport
 from cluster.runfolder import EVALUATIONS
 from cluster.samples import batch_weights, length_row, sample_row
-from cluster.sinks import ADVICE, LENGTHS, METRICS, Sinks, read_rows
+from cluster.sinks import ADVICE, LENGTHS, METRICS, Sinks, cut, read_rows
 from learner.buffer_records import StepSummary
 from learner.ledger import Ledger
 
@@ -50,6 +50,8 @@ class Recorder:
         config = self.cfg.model_dump(mode="json")
         name, note = self.run_dir.name, self.display.note
         self.sinks = Sinks.open(self.run_dir, self.cfg.log, config, resume_step, name=name, note=note)
+        if resume_step is not None and (self.run_dir / EVALUATIONS).exists():
+            cut(self.run_dir / EVALUATIONS, resume_step)
         self.adviser = Adviser(Facts.of(self.cfg), read_rows(self.run_dir / METRICS))
         self.live = Live(name, note=note)
 
@@ -89,7 +91,11 @@ class Recorder:
         self.sinks.write(LENGTHS, report.step, length_row(batch.summaries, budget))
         weights = batch_weights(batch.summaries, batch.fillers, resolved_objective(cfg), budget, cfg.optim.minibatches)
         for uid, ref in list(zip(batch.uids, batch.payloads, strict=True))[: cfg.log.sample_groups]:
-            row = sample_row(ray.get(ref), report.train.advantages[uid].tolist(), weights_G=weights[uid].tolist())
+            try:
+                scored = ray.get(ref)
+            except ray.exceptions.ObjectLostError:  # gone with its node, after it was trained
+                continue
+            row = sample_row(scored, report.train.advantages[uid].tolist(), weights_G=weights[uid].tolist())
             self.sinks.samples(report.step, [row])
 
     def alarm(self, summary: StepSummary) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 import time
@@ -18,8 +19,8 @@ from cluster import checkpoint, load, placement
 from cluster.config import RunConfig
 from cluster.display import Display
 from cluster.evaluate import EvalStats, Evaluator
-from cluster.health import Health
-from cluster.loop import Loop, RunFailed
+from cluster.health import Health, LifeLost, RunFailed, on_ranks
+from cluster.loop import Loop
 from cluster.prepare import Prepared, prepare, transfer_backend, warmup_examples
 from cluster.record import Recorder
 from cluster.runfolder import RunFolder, write_json
@@ -96,7 +97,7 @@ class Session:
             await self.live()
         except asyncio.CancelledError:
             code = INTERRUPTED
-        except (RunFailed, RefillError, WeightError) as error:
+        except (RunFailed, RefillError, WeightError, LifeLost) as error:
             self.display.note(str(error))
             code = FAILED
         except ray.exceptions.RayError as error:
@@ -120,14 +121,16 @@ class Session:
             self.work = asyncio.ensure_future(self.train(resume))
             try:
                 return await self.work
-            except ray.exceptions.RayActorError as error:
+            except (LifeLost, ray.exceptions.RayActorError) as error:
                 self.lives += 1
                 if self.stop_signal or self.lives > self.cfg.cluster.max_restarts:
                     raise
                 why = str(error).strip().splitlines()[0]
-                self.display.note(f"a learner rank is lost ({why}); life {self.lives + 1} begins at the last checkpoint")
+                self.display.note(f"{why}: life {self.lives + 1} of the run begins at the last checkpoint")
             self.loop = None
             await self.end_life()
+            if self.stop_signal:
+                return
             resume = True
 
     def catch_signals(self) -> None:
@@ -180,7 +183,7 @@ class Session:
         cfg = self.cfg
         saved = checkpoint.newest_good(self.run_dir, self.display.note) if resume else None
         self.display.phase("preparing the model and the prompts")
-        prepared = prepare(cfg, self.run_dir)
+        prepared = await asyncio.to_thread(prepare, cfg, self.run_dir)
         self.tokenizer_folder = prepared.tokenizer_folder
         for note in prepared.notes:
             self.display.note(note)
@@ -188,14 +191,15 @@ class Session:
         self.display.phase("starting the actors")
         services = await self.start(prepared)
         if saved is not None:
-            await services.each(services.ranks, "load", saved.learner)
+            await on_ranks(services, "load", saved.learner)
             self.display.note(f"resumes at step {saved.step} from {saved.folder}")
         else:
             await self.warm_up(prepared, services)
         assert self.engines_ready is not None
         await self.engines_ready
         self.display.phase("first weights into the engines")
-        health = Health(services, cfg.cluster.max_restarts, cfg.cluster.start_timeout, asyncio.Event(), self.display.note)
+        rejoins = transfer_backend(cfg) == "shm"
+        health = Health(services, cfg.cluster.max_restarts, cfg.cluster.start_timeout, self.display.note, rejoins=rejoins)
         sync = WeightSync(services, health, transfer_backend(cfg), cfg.rollout.engines * max(1, int(cfg.rollout.engine_gpus)))
         sync.attempt = self.lives + (saved.controller["attempt"] + 1 if saved is not None else 0)
         await sync.transfer(saved.step if saved else 0)
@@ -209,22 +213,23 @@ class Session:
             self.joining = asyncio.ensure_future(asyncio.to_thread(placement.join, cfg))
         await asyncio.shield(self.joining)  # Ray can be left only once it is joined
         self.catch_signals()
-        self.places = placement.reserve(cfg)
+        self.places = await asyncio.to_thread(placement.reserve, cfg)
         services = self.services = Maker(cfg, prepared.settings, prepared.facts, self.places, verifier_names(cfg)).all()
         self.engines_ready = asyncio.ensure_future(self.start_engines(services))
         await services.each(services.verifiers, "ready")
         for note in (await services.each(services.verifiers[:1], "notes"))[0]:
             self.display.note(note)
         address, port = await as_coroutine(services.ranks[0].address.remote())
-        await self.within("learner ranks", services.each(services.ranks, "start", address, port))
+        await self.within("learner ranks", on_ranks(services, "start", address, port))
         self.record.seconds["start_learner"] = self.record.elapsed()
         return services
 
     async def start_engines(self, services: Services) -> None:
         """Engines load while the learner warms up."""
         started = await self.within("engines", services.each(services.engines, "start"))
-        for engine, pids in zip(started, await services.each(services.engines, "pids"), strict=True):
-            services.pids.update(pids if engine["host"] == socket.gethostname() else ())
+        for index, (engine, pids) in enumerate(zip(started, await services.each(services.engines, "pids"), strict=True)):
+            if engine["host"] == socket.gethostname():
+                services.pids[index] = pids
         self.record.seconds["start_engines"] = self.record.elapsed()
         self.display.note(f"engines are ready after {self.record.elapsed():.0f} s")
 
@@ -244,14 +249,14 @@ class Session:
             return
         self.display.phase(f"supervised warm-up, {steps} steps")
         examples = ray.put(await asyncio.to_thread(warmup_examples, self.cfg, prepared, self.run_dir))
-        calls = asyncio.ensure_future(services.each(services.ranks, "warm_up", examples, self.cfg.warmup.warmup_lr))
+        calls = asyncio.ensure_future(on_ranks(services, "warm_up", examples, self.cfg.warmup.warmup_lr))
         while not (await asyncio.wait([calls], timeout=2.0))[0]:
             step = await as_coroutine(services.ranks[0].progress.remote())
             if step is not None:
                 self.display.progress("warm-up", step.step + 1, steps)
         done = (await calls)[0]
         self.display.progress("warm-up", steps, steps)
-        await services.each(services.ranks, "export", str(prepared.warm_folder), "float32", prepared.tokenizer_folder)
+        await on_ranks(services, "export", str(prepared.warm_folder), "float32", prepared.tokenizer_folder)
         self.record.seconds["warmup"] = time.monotonic() - started
         self.display.note(f"warm-up took {self.record.seconds['warmup']:.0f} s; its last loss is {done[-1].loss:.3f} nats a token")
 
@@ -264,7 +269,7 @@ class Session:
         for i, prompt in enumerate(prompts):
             engine = services.engines[i % len(services.engines)]
             completions = await as_coroutine(engine.answers.remote(prompt, sampling))
-            learner = (await services.each(services.ranks, "logprobs", prompt, completions))[0]
+            learner = (await on_ranks(services, "logprobs", prompt, completions))[0]
             differences += [np.abs(mine - c.logp_T) for mine, c in zip(learner, completions, strict=True)]
         if not differences or cfg.rollout.engine == "fake":
             return
@@ -328,7 +333,7 @@ class Session:
         if self.stop_signal:
             return
         export = self.run_dir / "exports" / f"step-{loop.step:06d}"
-        await services.each(services.ranks, "export", str(export), cfg.log.export_dtype, prepared.tokenizer_folder)
+        await on_ranks(services, "export", str(export), cfg.log.export_dtype, prepared.tokenizer_folder)
         self.summary = self.record.summary(loop.step, export)
         self.folder.write_summary(self.summary)
 
@@ -340,12 +345,16 @@ class Session:
         assert loop is not None and services is not None
         step = loop.step
         place = checkpoint.begin(self.run_dir, step)
-        await services.each(services.ranks, "save", str(place))
-        groups = {uid: ray.get(ref) for uid, ref in loop.buffer.payloads().items()}
+        await on_ranks(services, "save", str(place))
+        groups = {}
+        for uid, ref in loop.buffer.payloads().items():
+            with contextlib.suppress(ray.exceptions.ObjectLostError):  # it will be generated again
+                groups[uid] = ray.get(ref)
         controller = {
             "attempt": loop.sync.attempt,
             "buffer": loop.buffer.state(),
             "stream": loop.stream.state(),
+            "evaluation_due": loop.evaluation_due,
             "prompts": [checkpoint.prompt_json(p) for _, p in sorted(loop.generation.prompts.items())],
             "record": self.record.state(),
         }
@@ -357,6 +366,7 @@ class Session:
         loop.stream.load(state["stream"])
         loop.generation.prompts = {p["uid"]: checkpoint.prompt_from_json(p) for p in state["prompts"]}
         loop.buffer.load(state["buffer"], {uid: ray.put(group) for uid, group in saved.groups.items()})
+        loop.evaluation_due = state["evaluation_due"]
         self.record.load(state["record"])
 
     async def evaluated(self, step: int, stats: EvalStats) -> None:
@@ -365,5 +375,5 @@ class Session:
             return
         assert self.services is not None
         folder = self.run_dir / "exports" / "best"
-        await self.services.each(self.services.ranks, "export", str(folder), self.cfg.log.export_dtype, self.tokenizer_folder)
+        await on_ranks(self.services, "export", str(folder), self.cfg.log.export_dtype, self.tokenizer_folder)
         write_json(folder / "best.json", {"step": step, **asdict(stats)})

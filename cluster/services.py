@@ -38,13 +38,13 @@ class ModelFacts:
 
 @dataclass
 class Services:
-    """Handles of all actors, each list in the order of their indices; `pids` are engines' processes on this machine."""
+    """Handles of all actors, each list in the order of their indices; `pids` are an engine's processes on this machine."""
 
     maker: Maker
     engines: list[Any]
     verifiers: list[Any]
     ranks: list[Any]
-    pids: set[int] = field(default_factory=set)
+    pids: dict[int, list[int]] = field(default_factory=dict)
 
     async def each(self, actors: Iterable[Any], method: str, *args: Any) -> list[Any]:
         """Call one method on several actors at once; their answers in order."""
@@ -62,7 +62,8 @@ class Services:
                 ray.kill(actor)
         await asyncio.gather(*asked, return_exceptions=True)
         deadline = time.monotonic() + GONE_SECONDS
-        while (left := [pid for pid in self.pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+        mine = [pid for pids in self.pids.values() for pid in pids]
+        while (left := [pid for pid in mine if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
         for actor in everyone:  # one that still works did not heed its end
             ray.kill(actor)

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from cluster.health import Health, engine_is_gone, reason_of
+from cluster.health import Health, engine_is_gone, on_ranks, reason_of
 from cluster.services import Services, as_coroutine
 from rollout.weights import WeightManifest
 
@@ -47,7 +47,7 @@ class WeightSync:
         """The learner's part: when it returns, the learner is free again. Over `nccl` and `ipc` it is the whole transfer."""
         if self.backend != "shm":
             return await self._send(version)
-        manifests = await self.services.each(self.services.ranks, "publish", self.attempt, version)
+        manifests = await on_ranks(self.services, "publish", self.attempt, version)
         return next(m for m in manifests if m is not None)
 
     async def load(
@@ -82,16 +82,18 @@ class WeightSync:
         try:
             host = await as_coroutine(engine.host.remote())
             data = None if host == manifest.host else self.services.ranks[0].read_published.remote(manifest)
-            report: dict[str, Any] = await as_coroutine(engine.update.remote(manifest, data))
-        except ray.exceptions.RayError as error:
-            if not engine_is_gone(error):
+            work = as_coroutine(engine.update.remote(manifest, data))
+            report: dict[str, Any] = await asyncio.wait_for(work, self.health.start_timeout)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            if isinstance(error, ray.exceptions.RayError) and not engine_is_gone(error):
                 raise
             self.health.engine_lost(index, engine, f"{reason_of(error)} in a weight update")
             return None
+        if self.services.engines[index] is not engine:
+            return None  # it was replaced meanwhile
         check_report(index, manifest, report)
         self.versions[index] = manifest.version
-        if index in self.health.absent:
-            self.health.joined(index)
+        self.health.joined(index, engine)
         return report
 
     async def _send(self, version: int) -> TransferStats:
@@ -99,9 +101,9 @@ class WeightSync:
         if not self._joined:
             address, port = await as_coroutine(self.services.ranks[0].address.remote())
             join = (self.backend, self.services.engines, self.workers, address, port)
-            await self.services.each(self.services.ranks, "join_transfer", *join)
+            await on_ranks(self.services, "join_transfer", *join)
             self._joined = True
-        await self.services.each(self.services.ranks, "send")
+        await on_ranks(self.services, "send")
         await self.services.each(self.services.engines, "update_weight_version", str(version))
         self.versions = [version] * len(self.versions)
         seconds = time.monotonic() - started

@@ -10,6 +10,7 @@ import mmap
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,18 @@ class VllmPublisher:
         from vllm.distributed.weight_transfer.clients import RayVLLMWeightSyncClient
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
+        class Client(RayVLLMWeightSyncClient):
+            """Each engine's workers take the ranks behind those of the engines before it."""
+
+            def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+                each = (world_size - 1) // len(self.handles)
+                ranked = "rank_offset" in init_info
+                infos = [{**init_info, **({"rank_offset": 1 + i * each} if ranked else {})} for i in range(len(self.handles))]
+                alone = [RayVLLMWeightSyncClient(handle) for handle in self.handles]
+                # All at once: each waits in the rendezvous for the others.
+                with ThreadPoolExecutor(len(alone)) as threads:
+                    list(threads.map(lambda client, info: client.init_weight_transfer_engine(info), alone, infos))
+
         class Source(WeightSource):
             """FSDP shards as vLLM wants them: full tensors, in one order on all ranks."""
 
@@ -133,7 +146,7 @@ class VllmPublisher:
             from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
             info = IPCTrainerInitInfo(rank=rank, packed=True)
-        self.engine = WeightTransferTrainerFactory.trainer_init(info, client=RayVLLMWeightSyncClient(list(engines)), source=Source())
+        self.engine = WeightTransferTrainerFactory.trainer_init(info, client=Client(list(engines)), source=Source())
 
     def publish(self) -> None:
         """Send the current weights; returns when every engine has them."""

@@ -135,14 +135,14 @@ class Rollout:
         await self._vllm().update_weights(request)
 
     async def finish_weight_update(self) -> None:
-        """Close the update and let requests go on."""
+        """Close the update; requests go on once the new version is known (`update_weight_version`)."""
         await self._vllm().finish_weight_update()
-        await self._engine().resume()
 
     async def update_weight_version(self, version: str) -> None:
-        """Book what follows under `version`."""
+        """Book what follows under `version`, and let requests go on."""
         await self._vllm().update_weight_version(version)
         self._engine().version = int(version)
+        await self._engine().resume()
 
     def _engine(self) -> VllmEngine:
         assert isinstance(self.engine, VllmEngine)

@@ -99,6 +99,8 @@ class VllmEngine:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+        if self.transfer_backend == "ipc":  # CUDA handles travel pickled, between this run's own actors alone
+            os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         if cpu:
             # One engine does not own the machine: vLLM's own binding would put every engine on the first core,
             # and compiling for shapes that last milliseconds costs 20 s at the first request.
