@@ -12,9 +12,8 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.config import RunConfig
+from cluster.head import Head
 from rollout.errors import UserError
-
-LOCAL_OBJECT_STORE = 512 * 2**20  # bytes; a private cluster on this machine holds a few batches of tokens
 
 
 @dataclass(frozen=True)
@@ -57,19 +56,18 @@ def counts(config: RunConfig, *, learner: bool = True) -> dict[str, int]:
     return {"engine": config.rollout.engines, "rank": ranks, "verifier": config.verify.verifier_actors}
 
 
-def join(config: RunConfig) -> bool:
-    """Connect to Ray; True when a private cluster was started on this machine.
+_head: Head | None = None  # the private cluster that this process has started
 
-    A job submitted to a cluster finds RAY_ADDRESS set; without one the cluster is private to this run, behind a token, without dashboard.
-    """
+
+def join(config: RunConfig) -> None:
+    """Connect to Ray: to the cluster that the config or RAY_ADDRESS names (a submitted job finds it set), else to a private one."""
+    global _head
     address = config.cluster.ray_address or os.environ.get("RAY_ADDRESS")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    if address:
-        ray.init(address=address, **quiet)
-        return False
-    ray.init(include_dashboard=False, object_store_memory=LOCAL_OBJECT_STORE, **quiet)
-    return True
+    if not address:
+        _head = Head()
+        address = _head.address
+    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
 
 
 def reserve(config: RunConfig, *, learner: bool = True) -> Places:
@@ -102,5 +100,9 @@ def give_back(places: Places | None) -> None:
 
 def leave() -> None:
     """Disconnect; a private cluster ends with this."""
+    global _head
     if ray.is_initialized():
         ray.shutdown()
+    if _head is not None:
+        _head.close()
+        _head = None

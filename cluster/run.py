@@ -82,7 +82,7 @@ class Session:
         self.loop: Loop | None = None
         self.work: asyncio.Task[None] | None = None
         self.tokenizer_folder = ""
-        self.joining: asyncio.Future[bool] | None = None
+        self.joining: asyncio.Future[None] | None = None
         self.engines_ready: asyncio.Future[None] | None = None
         self.stop_signal = ""
         self.lives = 0  # ended by the loss of a learner rank

@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from rollout import reaper
 from rollout.config import RolloutConfig
 from rollout.records import Completion, Finish, Prompt, Sampling, Span
 from rollout.weights import WeightManifest
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
+
+
+OWNER_VARIABLE = "WINNOW_ENGINE_OWNER"  # pid of the process that owns an engine, in the environment of the engine's processes
 
 
 class Engine(Protocol):
@@ -86,6 +90,7 @@ class VllmEngine:
     async def start(self) -> None:
         """Start the engine and answer one request, so that no timed request meets a cold engine."""
         self._set_environment()
+        reaper.start(os.getpid(), f"{OWNER_VARIABLE}={os.getpid()}")
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -95,7 +100,7 @@ class VllmEngine:
 
     def _set_environment(self) -> None:
         cpu = self.config.engine_gpus == 0
-        os.environ["WINNOW_ENGINE_OWNER"] = str(os.getpid())
+        os.environ[OWNER_VARIABLE] = str(os.getpid())
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"

@@ -1,15 +1,12 @@
 """The engine's side of a weight transfer: reads a version of the weights from shared memory into a running vLLM.
 
 vLLM imports this module inside its worker process (through `worker_extension_cls`), which registers the transfer
-engine there. The same import starts the watch on the actor that owns the engine: vLLM's processes would otherwise
-outlive an actor that is killed, and keep its memory.
+engine there.
 """
 
 from __future__ import annotations
 
 import os
-import select
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +20,6 @@ from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from rollout.weights import fingerprint
 
 BACKEND = "winnow_shm"
-OWNER_VARIABLE = "WINNOW_ENGINE_OWNER"  # pid of the actor process that owns this engine
 
 
 class WorkerExtension:
@@ -116,23 +112,5 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
         """Nothing is held between transfers."""
 
 
-def watch_owner() -> None:
-    """End this process as soon as the actor that owns it is gone, however it went."""
-    owner = int(os.environ.get(OWNER_VARIABLE, "0"))
-    if owner in (0, os.getpid()):
-        return
-
-    def wait() -> None:
-        try:
-            handle = os.pidfd_open(owner)
-        except ProcessLookupError:
-            os._exit(1)
-        select.select([handle], [], [])
-        os._exit(1)
-
-    threading.Thread(target=wait, name="winnow-owner-watch", daemon=True).start()
-
-
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, ShmWeightTransferEngine)
-watch_owner()

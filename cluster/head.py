@@ -1,0 +1,70 @@
+"""A private Ray cluster as a process of its own: `python -m cluster.head` starts it, and ends it when its standard input ends.
+
+It lives in a session apart from the run's, so that a signal to the run's whole process group (Ctrl-C in a terminal,
+`timeout`) reaches the run alone, which can then write its checkpoint with its actors still there. Whatever becomes of the
+run, its end closes the pipe, and the cluster is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+OBJECT_STORE = 512 * 2**20  # bytes; a private cluster holds a few batches of tokens
+MARK = "winnow-head "
+END_SECONDS = 8.0
+
+
+class Head:
+    """The private cluster, seen from the run. `address` is where to join it."""
+
+    def __init__(self) -> None:
+        """Start it; raises RuntimeError with its last words when it does not come up."""
+        # A cluster asks whoever joins it for its token, and shows its own only when it is told to.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        command = [sys.executable, "-m", "cluster.head"]
+        self.process = subprocess.Popen(
+            command,
+            cwd=Path(__file__).parent.parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(MARK):
+                self.address = line.removeprefix(MARK).strip()
+                return
+        raise RuntimeError(f"Ray did not start (exit code {self.process.wait()}): see /tmp/ray/session_latest/logs")
+
+    def close(self) -> None:
+        """End it, hard when it does not end by itself."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def main() -> int:
+    """Start Ray, say where, and wait for the end of standard input."""
+    import ray
+
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    context = ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
+    print(MARK + str(context.address_info["gcs_address"]), flush=True)
+    sys.stdin.read()
+    ray.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
