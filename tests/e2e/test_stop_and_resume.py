@@ -6,6 +6,7 @@ Does not cover: machines that die (kill -9), and a stop in the middle of a very 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -27,7 +28,7 @@ def test_sigterm_writes_a_checkpoint_leaves_no_process_and_resume_goes_on(tmp_pa
     run_dir = tmp_path / "run"
     first = small("--run_dir", str(run_dir), *MANY)
     first.until(r"step 2/")
-    first.process.send_signal(signal.SIGTERM)
+    os.killpg(first.process.pid, signal.SIGTERM)  # as a terminal or `timeout` does: to the run and all in its group
     asked = time.monotonic()
     assert first.end() == 130, first.text
     assert time.monotonic() - asked < 15.0
