@@ -47,6 +47,9 @@ def transfer_backend(cfg: RunConfig) -> str:
 
 def prepare(cfg: RunConfig, run_dir: Path) -> Prepared:
     """Build or find the model, and load what describes it. Raises UserError for what the user gave wrongly."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # a bar for files that take milliseconds
     objective = resolved_objective(cfg)
     folder = tiny_model(cfg, run_dir) if cfg.model.model == TINY else cfg.model.model
     tokenizer = chat.load_tokenizer(folder, cfg.model.trust_remote_code)

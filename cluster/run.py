@@ -58,7 +58,7 @@ def run(cfg: RunConfig, *, seconds_setup: float = 0.0) -> RunResult:
     folder = RunFolder.open(cfg.run_dir, cfg.name, cfg.resume)
     try:
         cfg.run_dir = str(folder.path)
-        folder.write_config(load.to_toml(cfg))
+        folder.write_config(load.to_toml(cfg.model_copy(update={"resume": False})))  # a wish of this life, not of the run
         folder.write_versions()
         session = Session(cfg, folder, seconds_setup)
         code = asyncio.run(session.main())
