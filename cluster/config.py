@@ -21,7 +21,7 @@ Positive = Annotated[int, Field(gt=0)]
 class EvalConfig(BaseModel):
     """Evaluation on held-out prompts: greedy accuracy, and avg@k, pass@k, maj@k when `eval_samples` > 0."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     eval_every: int = Field(0, ge=0, description="evaluate after every so many steps; 0: only before and after")
     eval_prompts: int = Field(256, ge=0, description="held-out prompts; 0: no evaluation")
@@ -33,9 +33,9 @@ class EvalConfig(BaseModel):
 
 
 class WarmupConfig(BaseModel):
-    """A supervised phase before RL, for a model that starts from nothing (or `warmup_file` of examples)."""
+    """A supervised phase before RL, for a model that starts from nothing."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     warmup_steps: int = Field(0, ge=0, description="supervised steps; 0: off")
     warmup_batch: Positive = Field(64, description="examples per supervised step")
@@ -48,7 +48,7 @@ class WarmupConfig(BaseModel):
 class LogConfig(BaseModel):
     """What a run leaves behind."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     display: Literal["auto", "rich", "plain", "none"] = Field("auto", description="live display; auto: rich on a terminal, else lines")
     wandb: Literal["auto", "online", "offline", "off"] = Field("auto", description="auto: online with a key, offline without")
@@ -63,7 +63,7 @@ class LogConfig(BaseModel):
 class ClusterConfig(BaseModel):
     """Where the actors run."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     ray_address: str | None = Field(None, description="Ray cluster to join; default: RAY_ADDRESS, or a private one on this machine")
     placement_timeout: float = Field(60.0, gt=0, description="seconds to wait for the actors' places")
@@ -74,7 +74,7 @@ class ClusterConfig(BaseModel):
 class RunConfig(BaseModel):
     """A run: steps of reinforcement learning on verifiable rewards."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     name: str = Field("run", description="name of the run")
     steps: int = Field(100, ge=0, description="batches to train on; those of --value_pretrain come before them")

@@ -125,6 +125,10 @@ def find_recipe(name: str) -> Path:
     raise UserError(f"there is no recipe {name!r}: give a file that exists, or a built-in one of {', '.join(known)}{nearest(name, known)}")
 
 
+def _is_recipe(name: str) -> bool:
+    return Path(name).exists() or name in builtin_recipes()
+
+
 def read_recipe(path: Path) -> dict[str, Any]:
     """The keys of a TOML file, unchecked."""
     try:
@@ -180,6 +184,7 @@ def parse_flags(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """
     flags: dict[str, Any] = {}
     rest: list[str] = []
+    after: dict[str, str] = {}  # argument behind a bare boolean flag -> the flag
     todo = list(argv)
     while todo:
         token = todo.pop(0)
@@ -195,11 +200,16 @@ def parse_flags(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             follows = todo[0] if todo else None
             if is_bool and (follows is None or follows.lower() not in _TRUE | _FALSE):
                 text = "true"
+                if follows is not None:
+                    after[follows] = name
             elif follows is None or (follows.startswith("--") and follows[2:].partition("=")[0] in flag_names()):
                 raise UserError(f"--{name} has no value: write --{name} VALUE")
             else:
                 text = todo.pop(0)
         flags[key] = _decode(key, name, text)
+    if len(rest) > 1:  # more than one recipe: one of them was meant as a flag's value
+        for argument in (a for a in rest if a in after and not _is_recipe(a)):
+            raise UserError(f"{after[argument]} = {argument!r} is not true or false: write --{after[argument]} true or --{after[argument]} false")
     return flags, rest
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -54,7 +55,9 @@ def sentence(error: ValidationError, flags: Mapping[str, Any], path: Path | None
     if first["type"] == "value_error":
         return str(first["ctx"]["error"]) + more
     key = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"]).lstrip(".")
-    value = json.dumps(first["input"], default=str, ensure_ascii=False)
+    given = first["input"]
+    endless = isinstance(given, float) and not math.isfinite(given)  # inf and nan as TOML spells them, not as JSON would
+    value = str(given) if endless else json.dumps(given, default=str, ensure_ascii=False)
     where = f"flag --{key.rsplit('.', 1)[-1]}" if key in flags else str(path) if path else "the config"
     if first["type"] == "extra_forbidden":
         return f"unknown key {key} = {_short(value)} ({where}): {_suggest_key(first['loc'])}{more}"

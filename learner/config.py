@@ -12,7 +12,7 @@ Positive = Annotated[int, Field(gt=0)]
 class ModelConfig(BaseModel):
     """The policy and how it is sharded."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     model: str = Field("tiny", description="checkpoint folder or hub name; tiny: a small Qwen3 with a character-level tokenizer, made by code")
     tiny_hidden: Positive = Field(128, description="hidden size of the tiny model")
@@ -34,7 +34,7 @@ class ModelConfig(BaseModel):
 class OptimConfig(BaseModel):
     """AdamW and its schedule."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     lr: float = Field(1e-6, gt=0, description="peak learning rate")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="shape after the warm-up, over --steps")
@@ -53,7 +53,7 @@ class OptimConfig(BaseModel):
 class BufferConfig(BaseModel):
     """Dynamic sampling."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     batch_size: Positive = Field(32, description="groups per batch (B)")
     refill_limit: int = Field(0, ge=0, description="groups resolved without being kept since the last batch, before refilling stops; 0: 10 · batch_size")
@@ -68,7 +68,7 @@ LossAgg = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"
 class ObjectiveConfig(BaseModel):
     """The objective: advantages, the loss per token, and how it is averaged. docs/objectives.md has the papers."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     ratio_to: Literal["old", "behav"] | None = Field(
         None,
@@ -124,7 +124,7 @@ class ObjectiveConfig(BaseModel):
 class CriticConfig(BaseModel):
     """The value model of `--baseline critic`: how it is trained, and how advantages follow from it (VC-PPO, VAPO)."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     value_model: str | None = Field(None, description="checkpoint folder or hub name that the value model starts from, of the policy's architecture; default: what the policy starts from")
     value_pretrain: int = Field(0, ge=0, description="batches on which the value model alone is trained, with Monte-Carlo returns, before the policy moves for --steps more")

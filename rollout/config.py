@@ -12,7 +12,7 @@ Positive = Annotated[int, Field(gt=0)]
 class SourceConfig(BaseModel):
     """One set of prompts: exactly one of `task`, `gym`, `path` and `hub` says where it comes from."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     task: str | None = Field(None, description="a built-in procedural task, e.g. addition")
     gym: str | None = Field(None, description="a reasoning-gym task (needs the extra `gym`)")
@@ -32,14 +32,14 @@ class SourceConfig(BaseModel):
 class DataConfig(BaseModel):
     """Where prompts come from, and how they become tokens."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     sources: list[SourceConfig] = Field(default_factory=lambda: [SourceConfig(task="addition")], description="training prompts, mixed by weight")
     eval_sources: list[SourceConfig] = Field(default_factory=list, description="held-out prompts; empty: a part of the training sources is held out")
     prompt_format: Literal["raw", "chat"] = Field("raw", description="raw: the text as it is; chat: through the tokenizer's chat template")
     system_prompt: str | None = Field(None, description="system message put before every chat prompt")
     template: dict[str, Any] = Field(default_factory=dict, description="settings of the chat template, e.g. enable_thinking = false")
-    max_prompt_tokens: Positive = Field(1024, description="longest prompt, in tokens")
+    max_prompt_tokens: Positive = Field(256, description="longest prompt, in tokens")
     overlong_prompts: Literal["drop", "error"] = Field("drop", description="prompts of more than max_prompt_tokens: drop (counted) or error")
     shuffle: bool = Field(True, description="shuffle each epoch by the seed")
     heldout_share: float = Field(
@@ -50,7 +50,7 @@ class DataConfig(BaseModel):
 class RolloutConfig(BaseModel):
     """The engines and how they sample."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     engine: Literal["vllm", "fake"] = Field("vllm", description="fake: a deterministic engine for tests of ordering and faults")
     engines: Positive = Field(1, description="rollout workers, one engine each")

@@ -12,7 +12,7 @@ Positive = Annotated[int, Field(gt=0)]
 class VerifyConfig(BaseModel):
     """The verifier pool: Ray actors with killable processes."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     verifier_actors: Positive = Field(1, description="verifier actors")
     verifier_processes: Positive = Field(1, description="killable processes per verifier actor")

@@ -34,6 +34,20 @@ def test_help_and_version_are_no_keys() -> None:
     assert not {"help", "version", "print_config", "print-config"} & set(flag_names())
 
 
+def test_no_number_may_be_endless() -> None:
+    """`gt=0` lets inf through, and every section has to say that it is no number."""
+    for key, info in fields().items():
+        if info.annotation is float:
+            tree: dict = {}
+            *sections, leaf = key.split(".")
+            at = tree
+            for name in sections:
+                at = at.setdefault(name, {})
+            at[leaf] = float("inf")
+            with pytest.raises(ValidationError, match="finite"):
+                RunConfig.model_validate(tree)
+
+
 def test_defaults_fit_together() -> None:
     assert list(cross_checks(RunConfig())) == []
 

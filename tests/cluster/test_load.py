@@ -209,6 +209,10 @@ def test_unknown_flag_names_the_nearest() -> None:
         (["--steps", "--lr", "1"], ["--steps has no value"]),
         (["--top_p", "0.9"], ["rollout.top_p = 0.9", "set it to 1.0"]),
         (["stray"], ["'stray'"]),
+        (["--lr", "inf"], ["optim.lr", '"inf"', "finite"]),
+        (["--temperature", "nan"], ["rollout.temperature", '"nan"', "finite"]),
+        (["--verify_timeout", "inf"], ["verify.verify_timeout", "finite"]),
+        (["arithmetic", "--keep_best", "maybe"], ["keep_best = 'maybe' is not true or false", "--keep_best true"]),
     ],
 )
 def test_wrong_values_of_flags(flags: list[str], parts: list[str]) -> None:
@@ -222,6 +226,8 @@ def test_wrong_values_of_flags(flags: list[str], parts: list[str]) -> None:
     [
         ('[optim]\nlr = "fast"', ["optim.lr", '"fast"', "r.toml", "give a number"]),
         ("optim = 3", ["optim", "3", "section"]),
+        ("[optim]\nlr = inf", ["optim.lr = inf", "r.toml", "finite"]),
+        ("[eval]\neval_top_p = nan", ["eval.eval_top_p = nan", "finite"]),
         ("steps = true", ["steps = true", "r.toml", "give a number"]),
         ("[data]\nsources = 3", ["data.sources", "3", "list"]),
         ("steps = ", ["r.toml is not TOML", "line 1"]),
