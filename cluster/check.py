@@ -29,13 +29,16 @@ STREAM_ROWS = 200_000
 
 def report(cfg: RunConfig) -> int:
     """Print every finding, problems on stderr; 0 when all is well, 2 when something is not."""
-    bad = []
+    bad, unseen = [], 0
     print("ok       config     every key is known, every value fits and they fit together", flush=True)
     for found in look(cfg):
         out = sys.stderr if found.state == "problem" else sys.stdout
         print(f"{found.state:<8} {found.part:<10} {found.text}", file=out, flush=True)
         bad += [found.part] if found.state == "problem" else []
-    if not bad:
+        unseen += found.state == "unseen"
+    if not bad and unseen:
+        print(f"nothing stands against this recipe, but {unseen} thing{'s' if unseen > 1 else ''} could not be looked at here")
+    elif not bad:
         print("nothing stands against this recipe")
     elif set(bad) == {"resources"}:
         print("the recipe is accepted in all but the resources, which this machine lacks")
@@ -50,10 +53,15 @@ def preflight(cfg: RunConfig, *, learner: bool = True) -> list[Finding]:
 
 
 def raise_first(cfg: RunConfig, *, learner: bool = True) -> None:
-    """Raises UserError with the first problem, if there is any."""
+    """Raises UserError with the first problem, if there is any; one of the data comes before a context that is too short."""
+    context: Finding | None = None
     for found in look(cfg, learner=learner):
-        if found.state == "problem":
-            raise UserError(found.text)
+        if found.part == "context":
+            context = found
+        elif found.state == "problem":
+            raise UserError(context.text if context and found.part == "resources" else found.text)
+    if context is not None:
+        raise UserError(context.text)
 
 
 def look(cfg: RunConfig, *, learner: bool = True) -> Iterator[Finding]:
@@ -62,6 +70,8 @@ def look(cfg: RunConfig, *, learner: bool = True) -> Iterator[Finding]:
     for found, tokens in _model(cfg):
         tokenizer = tokens or tokenizer
         yield found
+    if cfg.objective.baseline == "critic" and cfg.critic.value_model is not None:
+        yield _value_model(cfg.critic.value_model)
     yield from _verifiers(cfg)
     yield from _data(cfg, tokenizer)
     yield from resources.look(cfg, learner=learner)
@@ -101,6 +111,15 @@ def _model(cfg: RunConfig) -> Iterator[tuple[Finding, Any]]:
     yield from _tokenizer(cfg)
 
 
+def _value_model(name: str) -> Finding:
+    try:
+        return Finding("ok", "model", f"{name} ({hub.model_settings(name, 'critic.value_model')[1]}): the value model starts from it")
+    except hub.Unseen as reason:
+        return Finding("unseen", "model", f"critic.value_model = {name!r} {reason}; it is looked at when the run starts")
+    except UserError as error:
+        return Finding("problem", "model", str(error))
+
+
 def _tokenizer(cfg: RunConfig) -> Iterator[tuple[Finding, Any]]:
     from rollout import chat
 
@@ -120,7 +139,7 @@ def _tokenizer(cfg: RunConfig) -> Iterator[tuple[Finding, Any]]:
             yield Finding("unseen", "tokenizer", f"that of {name!r} is not on this machine and the hub is out of reach"), None
         return
     try:
-        chat.require_template(tokenizer, cfg.data)
+        chat.require_template(tokenizer, cfg.data, name)
         stops = chat.stop_token_ids(tokenizer, eos, chat=chat_format)
     except UserError as error:
         yield Finding("problem", "tokenizer", str(error)), None
@@ -191,7 +210,7 @@ def _open(config: SourceConfig, folder: Path) -> Any:
     except UserError:
         if online:
             raise
-        raise hub.Unseen("is not on this machine and the hub is out of reach") from None
+        hub.raise_unseen("hub", config.hub)
 
 
 def _source(cfg: RunConfig, key: str, source: Any, tokenizer: Any) -> Iterator[Finding]:

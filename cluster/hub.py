@@ -9,7 +9,7 @@ import threading
 import urllib.request
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rollout.errors import UserError
 
@@ -63,8 +63,19 @@ def like_a_path(name: str) -> bool:
     return not name or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
-def model_settings(name: str) -> tuple[dict[str, Any], str]:
-    """A model's config.json, and where it was found.
+def raise_unseen(key: str, name: str) -> NoReturn:
+    """Raises Unseen for what is neither here nor, now, on the hub; UserError where `name` was rather meant as a path.
+
+    So it was when its first part is a folder here.
+    """
+    parent, slash, _ = name.partition("/")
+    if slash and Path(parent).is_dir():
+        raise UserError(f"{key} = {name!r} is not in the folder {parent} here, nor on this machine as a hub name: correct the path")
+    raise Unseen("is not on this machine and the hub is out of reach")
+
+
+def model_settings(name: str, key: str = "model.model") -> tuple[dict[str, Any], str]:
+    """A model's config.json, and where it was found; `key` is the setting that names it.
 
     Raises Unseen when it is on a hub out of reach, UserError when there is no such model or it is not readable.
     """
@@ -75,14 +86,14 @@ def model_settings(name: str) -> tuple[dict[str, Any], str]:
     if Path(name).is_dir():
         folder = Path(name)
         if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
-            raise UserError(f"model.model = {name!r} is a folder without weights (*.safetensors): give a checkpoint's folder")
-        return _read(folder / "config.json", name), "local folder"
-    if like_a_path(name):
-        raise UserError(f"model.model = {name!r} is no folder: give a checkpoint folder that exists, a hub name, or tiny")
-    return _hub_settings(name)
+            raise UserError(f"{key} = {name!r} is a folder without weights (*.safetensors): give a checkpoint's folder")
+        return _read(folder / "config.json", name, key), "local folder"
+    if like_a_path(name) or Path(name).is_file():
+        raise UserError(f"{key} = {name!r} is no folder: give a checkpoint folder that exists, a hub name, or tiny")
+    return _hub_settings(name, key)
 
 
-def _hub_settings(name: str) -> tuple[dict[str, Any], str]:
+def _hub_settings(name: str, key: str) -> tuple[dict[str, Any], str]:
     online = reachable()
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
@@ -90,29 +101,29 @@ def _hub_settings(name: str) -> tuple[dict[str, Any], str]:
     try:
         cached = try_to_load_from_cache(name, "config.json")
         if isinstance(cached, str):
-            return _read(Path(cached), name), "in the hub's cache"
+            return _read(Path(cached), name, key), "in the hub's cache"
         if not online:
-            raise Unseen("is not on this machine and the hub is out of reach")
-        return _read(Path(hf_hub_download(name, "config.json", etag_timeout=PROBE_SECONDS)), name), "on the hub"
+            raise_unseen(key, name)
+        return _read(Path(hf_hub_download(name, "config.json", etag_timeout=PROBE_SECONDS)), name, key), "on the hub"
     except HFValidationError:
-        raise UserError(f"model.model = {name!r} is neither a folder nor a hub name: give one of these, or tiny") from None
+        raise UserError(f"{key} = {name!r} is neither a folder nor a hub name: give one of these, or tiny") from None
     except GatedRepoError:
-        raise UserError(f"model.model = {name!r} asks for an access token on the hub: set HF_TOKEN, or take another model") from None
+        raise UserError(f"{key} = {name!r} asks for an access token on the hub: set HF_TOKEN, or take another model") from None
     except RepositoryNotFoundError:
-        raise UserError(f"model.model = {name!r} is neither a folder here nor a model on the hub: correct the name") from None
+        raise UserError(f"{key} = {name!r} is neither a folder here nor a model on the hub: correct the name") from None
     except OSError as error:
         raise Unseen(f"could not be fetched ({type(error).__name__})") from None
 
 
-def _read(file: Path, name: str) -> dict[str, Any]:
+def _read(file: Path, name: str, key: str) -> dict[str, Any]:
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"model.model = {name!r} has no config.json: give a checkpoint's folder") from None
+        raise UserError(f"{key} = {name!r} has no config.json: give a checkpoint's folder") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"model.model = {name!r} has a config.json that cannot be read ({error}): write the checkpoint again") from None
+        raise UserError(f"{key} = {name!r} has a config.json that cannot be read ({error}): write the checkpoint again") from None
     if not isinstance(settings, dict):
-        raise UserError(f"model.model = {name!r} has a config.json that is no JSON object: write the checkpoint again")
+        raise UserError(f"{key} = {name!r} has a config.json that is no JSON object: write the checkpoint again")
     return settings
 
 

@@ -209,7 +209,8 @@ def parse_flags(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         flags[key] = _decode(key, name, text)
     if len(rest) > 1:  # more than one recipe: one of them was meant as a flag's value
         for argument in (a for a in rest if a in after and not _is_recipe(a)):
-            raise UserError(f"{after[argument]} = {argument!r} is not true or false: write --{after[argument]} true or --{after[argument]} false")
+            name = after[argument]
+            raise UserError(f"{name} = {argument!r} is not true or false: write --{name} true or --{name} false")
     return flags, rest
 
 

@@ -57,7 +57,7 @@ def look(cfg: RunConfig, *, learner: bool = True) -> Iterator[Finding]:
     gpus = roll.engines * roll.engine_gpus + ranks * model.learner_gpus
     cpus = roll.engines * roll.engine_cpus + ranks * model.learner_cpus + verify.verifier_actors * verify.verifier_cpus
     ranked = f", model.learner_ranks = {ranks} with learner_gpus = {_n(model.learner_gpus)}" if learner else ""
-    needs = f"the run needs {_n(gpus)} GPUs (rollout.engines = {roll.engines} with engine_gpus = {_n(roll.engine_gpus)}{ranked})"
+    needs = f"the run needs {_gpus(gpus)} (rollout.engines = {roll.engines} with engine_gpus = {_n(roll.engine_gpus)}{ranked})"
     address = cfg.cluster.ray_address or os.environ.get("RAY_ADDRESS")
     if address and address != "local":
         text = f"{needs} and {_n(cpus)} CPUs of the cluster at {address}, which is asked when the run starts"
@@ -74,8 +74,12 @@ def look(cfg: RunConfig, *, learner: bool = True) -> Iterator[Finding]:
             f"and this machine has {have_cpus}: lower these, or run where there are more"
         ))  # fmt: skip
     if gpus <= have_gpus and cpus <= have_cpus:
-        first = f"{_n(gpus)} of {have_gpus} GPUs" if gpus else "no GPU"
+        first = f"{_n(gpus)} of {_gpus(have_gpus)}" if gpus else "no GPU"
         yield Finding("ok", "resources", f"{first}, {_n(cpus)} of {have_cpus} CPUs")
+
+
+def _gpus(amount: float) -> str:
+    return f"{_n(amount)} GPU" + ("" if amount == 1 else "s")
 
 
 def _n(amount: float) -> str:

@@ -21,20 +21,24 @@ def load_tokenizer(model: str, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"model = {model!r} has no tokenizer that loads: give a checkpoint folder or a hub name that can be reached ({reason})"
+            f"model.model = {model!r} has no tokenizer that loads: give a checkpoint folder or a hub name that can be reached ({reason})"
         ) from error
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # without files transformers makes one that knows no text
+        raise UserError(f"model.model = {model!r} has no tokenizer files: copy tokenizer.json and tokenizer_config.json into it")
+    return tokenizer
 
 
-def require_template(tokenizer: Any, config: DataConfig) -> None:
-    """Raises UserError when chat prompts are wanted and the tokenizer has no chat template."""
+def require_template(tokenizer: Any, config: DataConfig, model: str | None = None) -> None:
+    """Raises UserError when chat prompts are wanted and the tokenizer, that of `model`, has no chat template."""
     if config.prompt_format == "chat" and not getattr(tokenizer, "chat_template", None):
-        name = getattr(tokenizer, "name_or_path", "") or "this model"
+        name = model or getattr(tokenizer, "name_or_path", "")
+        whose = f"that of model.model = {name!r}" if name else "this model's"
         raise UserError(
-            f"prompt_format = 'chat' needs a chat template, which the tokenizer of {name!r} lacks: set prompt_format = 'raw' "
+            f"data.prompt_format = 'chat' needs a tokenizer with a chat template, and {whose} has none: set data.prompt_format = 'raw' "
             "or take an instruct model"
         )
 

@@ -15,6 +15,7 @@ import pytest
 
 from cluster import check, hub, launch, resources
 from cluster.load import load
+from rollout.errors import UserError
 from rollout.tiny import build_tokenizer
 
 ROOT = Path(launch.__file__).parent.parent
@@ -70,7 +71,7 @@ def test_the_built_in_recipe_passes(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_the_gsm8k_recipe_is_accepted_in_all_but_the_resources(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "model_settings", lambda name: (_ for _ in ()).throw(hub.Unseen("is not on this machine")))
+    monkeypatch.setattr(hub, "model_settings", lambda name, key="": (_ for _ in ()).throw(hub.Unseen("is not on this machine")))
     monkeypatch.setattr(check, "_open", lambda *a: (_ for _ in ()).throw(hub.Unseen("is not on this machine")))
     assert launch.main(["check", "gsm8k_qwen3"]) == 2
     said = capsys.readouterr()
@@ -122,7 +123,7 @@ def test_bad_data_is_one_sentence(case: str, command: str, tmp_path: Path, capsy
 
 def test_chat_needs_a_template(tmp_path: Path) -> None:
     [said] = problems("--model", str(model_folder(tmp_path / "m")), "--prompt_format", "chat")
-    assert "prompt_format = 'chat'" in said and "chat template" in said and "prompt_format = 'raw'" in said
+    assert f"model.model = {str(tmp_path / 'm')!r}" in said and "data.prompt_format = 'chat'" in said and "chat template" in said and "prompt_format = 'raw'" in said
     assert problems("--model", str(model_folder(tmp_path / "n", template=TEMPLATE)), "--prompt_format", "chat") == []
 
 
@@ -152,7 +153,7 @@ def test_context_of_a_local_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        (["--engine_gpus", "1"], ["1 GPUs", "rollout.engines = 1", "has 0"]),
+        (["--engine_gpus", "1"], ["needs 1 GPU (rollout.engines = 1", "has 0"]),
         (["--learner_gpus", "1", "--learner_ranks", "3"], ["3 GPUs", "model.learner_ranks = 3", "has 0"]),
         (["--engines", "9"], ["2.6 CPUs", "rollout.engines = 9", "has 2"]),
     ],
@@ -202,6 +203,35 @@ def test_a_model_that_cannot_be(model: str, parts: list[str]) -> None:
         assert part in said
 
 
+def test_a_mistyped_path_below_a_folder_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model_folder(tmp_path / "m")
+    (tmp_path / "u").mkdir()
+    [said] = problems("--model", "u/nope")
+    assert "model.model = 'u/nope'" in said and "folder u" in said
+    critic = ("--model", "m", "--baseline", "critic", "--adv_norm", "batch")
+    for path in ("u/nope", "./nope", "/nope"):
+        [said] = problems(*critic, "--value_model", path)
+        assert f"critic.value_model = '{path}'" in said
+    [said] = problems("--sources", '[{"hub": "u/nope", "verifier": "gsm8k"}]')
+    assert "data.sources[0]: hub = 'u/nope'" in said and "folder u" in said
+    assert problems(*critic, "--value_model", "m") == []
+
+
+def test_a_folder_without_tokenizer_files_blames_the_model(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m")
+    for file in folder.glob("*token*"):
+        file.unlink()
+    [said] = problems("--model", str(folder))
+    assert f"model.model = {str(folder)!r}" in said and "tokenizer files" in said
+
+
+def test_wrong_data_comes_before_a_context_that_is_too_short() -> None:
+    for flags, part in ((["--sources", '[{"task": "addishun"}]'], "addishun"), (["--engines", "9"], "512"), ([], "512")):
+        with pytest.raises(UserError, match=part):
+            check.raise_first(load("arithmetic", ["--max_tokens", "500", *flags]))
+
+
 def test_a_data_set_that_can_only_be_a_folder_and_is_none() -> None:
     [said] = problems("--sources", '[{"hub": "./nowhere", "verifier": "gsm8k"}]')
     assert "data.sources[0]: hub = './nowhere'" in said and "no folder" in said
@@ -217,10 +247,13 @@ def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
     assert "without weights" in problems("--model", str(folder))[0]
 
 
-def test_a_model_on_a_hub_out_of_reach_is_no_problem() -> None:
+def test_a_model_on_a_hub_out_of_reach_is_no_problem(capsys: pytest.CaptureFixture) -> None:
     found = list(check.look(load("arithmetic", ["--model", "someone/model-that-is-not-here"])))
     assert [f.state for f in found if f.part == "model"] == ["unseen"]
     assert [f for f in found if f.state == "problem"] == []
+    assert check.report(load("arithmetic", ["--model", "someone/model-that-is-not-here"])) == 0
+    unseen = sum(f.state == "unseen" for f in found)
+    assert f"but {unseen} thing" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_the_sizes_of_the_tiny_model() -> None:

@@ -73,7 +73,7 @@ def test_chat_text_gets_no_second_bos(qwen: Any) -> None:
 
 
 def test_sentences(qwen: Any) -> None:
-    with pytest.raises(UserError, match="prompt_format = 'chat' needs a chat template"):
+    with pytest.raises(UserError, match="data.prompt_format = 'chat' needs a tokenizer with a chat template"):
         require_template(build_tokenizer(), DataConfig(prompt_format="chat"))
     with pytest.raises(UserError, match="prompt_format = 'raw' needs prompts that are text"):
         encode_prompt(qwen, [{"role": "user", "content": "a"}], DataConfig())
