@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,24 +11,53 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from cluster.config import RunConfig, fields, flag_names
-from rollout.errors import UserError
+from rollout.errors import UserError, nearest_name
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """', nearest is x' for the name among `known` that is most like `name`, or nothing."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f", nearest is {close[0]!r}" if close else ""
+    close = nearest_name(name, known)
+    return f", nearest is {close!r}" if close else ""
 
 
 def suggest_flag(name: str) -> str:
     """The remedy for an unknown flag: the flag that is most like it."""
+    off = flag_names().get(name[3:].replace("-", "_")) if name.startswith(("no-", "no_")) else None
+    if off is not None and fields()[off].annotation is bool:
+        return f"write --{name[3:]} false"
     return _suggest(name, list(flag_names()), "--")
 
 
+ALIASES = {
+    "learning_rate": "optim.lr",
+    "max_grad_norm": "optim.grad_clip",
+    "num_epochs": "optim.epochs",
+    "ppo_epochs": "optim.epochs",
+    "train_batch_size": "buffer.batch_size",
+    "num_generations": "rollout.group_size",
+    "n_samples": "rollout.group_size",
+    "max_new_tokens": "rollout.max_tokens",
+    "max_response_length": "rollout.max_tokens",
+    "max_completion_length": "rollout.max_tokens",
+    "max_prompt_length": "data.max_prompt_tokens",
+    "tensor_parallel_size": "rollout.engine_gpus",
+    "gpu_memory_utilization": "rollout.memory_utilization",
+    "beta": "objective.kl_coef",
+    "kl_beta": "objective.kl_coef",
+    "model_path": "model.model",
+    "model_name_or_path": "model.model",
+    "dataset": "data.sources",
+    "max_steps": "steps",
+    "total_steps": "steps",
+    "output_dir": "run_dir",
+}
+"""What other trainers call a setting -> its key here."""
+
+
 def _suggest(name: str, known: list[str], dashes: str = "") -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    close = close or difflib.get_close_matches(name.rsplit(".", 1)[-1], known, n=1, cutoff=0.6)
-    return f"did you mean {dashes}{close[0]}?" if close else "see --help for all there are"
+    leaf = name.rsplit(".", 1)[-1].replace("-", "_")
+    close = ALIASES.get(leaf) or nearest_name(name, known) or nearest_name(leaf, known) or ALIASES.get(nearest_name(leaf, ALIASES) or "")
+    return f"did you mean {dashes}{close}?" if close else "see --help for all there are"
 
 
 _WANTED = {
@@ -91,8 +119,8 @@ def _suggest_key(loc: tuple[int | str, ...]) -> str:
     elsewhere = [key for key in fields() if key.rsplit(".", 1)[-1] == leaf]
     if elsewhere:
         return f"did you mean {elsewhere[0]}?"
-    close = difflib.get_close_matches(leaf, list(here.model_fields), n=1, cutoff=0.6)
-    return f"did you mean {'.'.join([*section, close[0]])}?" if close else _suggest(".".join([*section, leaf]), list(fields()))
+    close = None if leaf in ALIASES else nearest_name(leaf, here.model_fields)
+    return f"did you mean {'.'.join([*section, close])}?" if close else _suggest(".".join([*section, leaf]), list(fields()))
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

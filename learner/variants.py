@@ -5,11 +5,10 @@ No torch here: the command line resolves an objective before anything else is im
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rollout.errors import UserError
+from rollout.errors import UserError, nearest_name
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -59,10 +58,11 @@ _LOW_MISMATCH = ("icepop", "geo-mask")
 
 
 def preset(name: str) -> dict[str, Any]:
-    """The flags that `--variant NAME` sets. Raises UserError for an unknown name, naming the nearest."""
+    """The flags that `--variant NAME` sets. Raises UserError for an unknown name, naming the nearest if there is one."""
     if name not in PRESETS:
-        close = difflib.get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.0)[0]
-        raise UserError(f"variant = {name} does not exist, the nearest is {close}; choose one of {', '.join(PRESETS)}.")
+        close = nearest_name(name, PRESETS)
+        nearest = f", the nearest is {close}" if close else ""
+        raise UserError(f"variant = {name} does not exist{nearest}; choose one of {', '.join(PRESETS)}.")
     return dict(PRESETS[name])
 
 

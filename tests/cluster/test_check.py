@@ -123,7 +123,8 @@ def test_bad_data_is_one_sentence(case: str, command: str, tmp_path: Path, capsy
 
 def test_chat_needs_a_template(tmp_path: Path) -> None:
     [said] = problems("--model", str(model_folder(tmp_path / "m")), "--prompt_format", "chat")
-    assert f"model.model = {str(tmp_path / 'm')!r}" in said and "data.prompt_format = 'chat'" in said and "chat template" in said and "prompt_format = 'raw'" in said
+    assert f"model.model = {str(tmp_path / 'm')!r}" in said
+    assert "data.prompt_format = 'chat'" in said and "chat template" in said and "prompt_format = 'raw'" in said
     assert problems("--model", str(model_folder(tmp_path / "n", template=TEMPLATE)), "--prompt_format", "chat") == []
 
 

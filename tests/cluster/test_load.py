@@ -176,6 +176,7 @@ def test_unknown_key_in_a_recipe_names_the_nearest(recipe) -> None:
     assert "(and 1 more problem)" in said
     said = complaint(recipe("[optim]\nlrr = 1e-4"))
     assert "unknown key optim.lrr = 0.0001" in said and "did you mean optim.lr?" in said and "r.toml" in said
+    assert "did you mean optim.lr?" in complaint(recipe("[optim]\nlearning_rate = 1e-4"))
 
 
 def test_a_key_in_the_wrong_section_is_shown_its_place(recipe) -> None:
@@ -192,6 +193,9 @@ def test_unknown_flag_names_the_nearest() -> None:
     assert complaint(None, "--learning_rat", "1").startswith("unknown flag --learning_rat")
     assert "did you mean --temperature?" in complaint(None, "--temprature", "1")
     assert "did you mean --optim.lr?" in complaint(None, "--optim.lrr", "1")
+    assert "did you mean --optim.lr?" in complaint(None, "--learning-rate", "1")
+    assert complaint(None, "--qqqqqqq", "1").endswith("see --help for all there are")
+    assert complaint(None, "--no-resume").endswith("write --resume false")
 
 
 @pytest.mark.parametrize(
@@ -247,6 +251,10 @@ def test_a_section_that_is_a_value_under_a_flag(recipe) -> None:
 def test_a_variant_that_does_not_exist_names_the_nearest(recipe) -> None:
     for said in (complaint(None, "--variant", "dapoo"), complaint(recipe('variant = "dapoo"'))):
         assert "variant = dapoo" in said and "nearest is dapo;" in said
+    for name, close in (("dpao", "dapo"), ("GRPO", "grpo"), ("dr-grpo", "dr_grpo"), ("ppo", "vc-ppo"), ("olmo", "olmo3")):
+        assert f"nearest is {close};" in complaint(None, "--variant", name)
+    said = complaint(None, "--variant", "xyzzy")
+    assert "nearest" not in said and "choose one of grpo, grpo-paper" in said
 
 
 def test_missing_recipe_names_the_built_in_ones(tmp_path: Path) -> None:
