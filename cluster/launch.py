@@ -112,7 +112,9 @@ def _config(command: str, argv: list[str]) -> load.RunConfig | None:
     known = COMMANDS[command]
     if "-h" in argv or "--help" in argv:
         about = f"{known.help}\n\nRECIPE is a TOML file or a built-in one: {', '.join(load.builtin_recipes())}."
-        load.flag_parser(f"winnow {command}", known.form, about).print_help()
+        parser = load.flag_parser(f"winnow {command}", known.form, about)
+        parser.add_argument("--print-config", action="store_true", help="print the resolved config as TOML and do nothing else")
+        parser.print_help()
         return None
     asked = [a for a in argv if a in ("--print-config", "--print_config")]
     flags, recipes = load.parse_flags([a for a in argv if a not in asked])

@@ -6,7 +6,6 @@ to line within one life of the run; a resume or a rollback, which goes back in t
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from cluster.load import SentenceParser
 from learner.ledger import FLIGHT, MASKED, UNINFORMATIVE, Ledger
 from rollout.errors import UserError
 
@@ -158,17 +158,16 @@ def print_books(books: Books, console: Console) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 when the books close, 1 when they do not, 2 for a user error."""
-    parser = argparse.ArgumentParser(prog="winnow ledger", description="Print and check where every group and every token of a run is.")
+    parser = SentenceParser(prog="winnow ledger", description="Print and check where every group and every token of a run is.")
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument("--json", action="store_true", help="print the last snapshot and the problems as JSON instead of tables")
     try:
         args = parser.parse_args(argv)
+        books = read_books(args.run)
     except SystemExit as stop:
         return int(stop.code or 0)
-    try:
-        books = read_books(args.run)
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(f"winnow: {error}", file=sys.stderr)
         return 2
     if args.json:
         print(json.dumps({"ledger": books.last.to_json(), "closes": not books.problems, "problems": books.problems}))

@@ -233,7 +233,7 @@ def _decode(key: str, name: str, text: str) -> Any:
                 return {part: value}
         if origin is list and annotation == list[str] and not text.startswith("["):
             return [text]
-    form = '\'["a", "b"]\'' if origin is list else "'{\"key\": 1}' or key=1"
+    form = "'{\"key\": 1}' or key=1" if origin is dict else '\'["a", "b"]\'' if annotation == list[str] else '\'[{"task": "addition"}]\''
     raise UserError(f"--{name} = {text!r} is not JSON: write it as {form}")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,7 +162,9 @@ def _gym_file(config: SourceConfig, seed: int, folder: Path) -> Path:
     if file.is_file():
         return file
     try:
-        import reasoning_gym
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # of a library that it imports
+            import reasoning_gym
     except ImportError as error:
         raise UserError(f"gym = {config.gym!r} needs the extra `gym`: install it with pip install 'winnow[gym]'") from error
     try:

@@ -72,7 +72,10 @@ class JsonLines:
 
 def _parse(line: bytes, name: str, number: int) -> Record:
     try:
-        record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")  # an error beyond the line's end stays on the line
+        if number == 1 and text.lstrip().startswith("["):
+            raise UserError(f"path = {name!r} looks like one JSON array: write it as JSONL, one JSON object a line, without [ and ]")
+        record = json.loads(text)
     except UnicodeDecodeError as error:
         raise UserError(f"path = {name!r} is not UTF-8 at line {number}: save the file as UTF-8") from error
     except json.JSONDecodeError as error:
@@ -150,6 +153,7 @@ def _load_hub(name: str, subset: str | None, split: str) -> Any:
     """The split, from a folder saved by `save_to_disk`, a folder laid out as a data set, or the hub."""
     import datasets
 
+    datasets.disable_progress_bars()
     folder = Path(name)
     try:
         if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from pydantic import ValidationError
 
@@ -31,9 +31,8 @@ AHEAD = 16  # chunks on their way: the file is never held whole
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. 0: every line was scored; 1: some lines could not be read; 2: a mistake in the command."""
-    parser = _parser()
-    args = parser.parse_args(argv)
     try:
+        args = _parser().parse_args(argv)
         options = _options(args)
         if args.verifier:
             entry(args.verifier, options.get(args.verifier))
@@ -54,20 +53,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except ValidationError as e:
         first = e.errors()[0]
-        print(f"winnow verify: --{'.'.join(map(str, first['loc']))} {first['input']} is refused: {first['msg']}.", file=sys.stderr)
+        print(f"winnow: --{'.'.join(map(str, first['loc']))} {first['input']} is refused: {first['msg']}.", file=sys.stderr)
         return 2
     except (UserError, OSError) as e:
-        print(f"winnow verify: {e}", file=sys.stderr)
+        print(f"winnow: {e}", file=sys.stderr)
         return 2
     if bad:
-        print(f"winnow verify: {bad} of {total} lines could not be read", file=sys.stderr)
+        print(f"winnow: {bad} of {total} lines could not be read", file=sys.stderr)
     return 1 if bad else 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are UserErrors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}: see {self.prog} --help")
 
 
 def _parser() -> argparse.ArgumentParser:
     defaults = VerifyConfig()
     fields = VerifyConfig.model_fields
-    p = argparse.ArgumentParser(
+    p = _Parser(
         prog="winnow verify", description="Score a file of answers: one JSON object a line in, one verdict a line out."
     )
     p.add_argument("file", help="JSONL file, or - for standard input")

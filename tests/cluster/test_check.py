@@ -95,6 +95,8 @@ BAD_DATA = {
     "missing": (lambda d: d / "none.jsonl", {}, ["path =", "none.jsonl", "does not exist", "give"]),
     "empty": (lambda d: table(d, []), {}, ["path =", "is empty", "give"]),
     "not JSON": (lambda d: table(d, [ROWS[0], ROWS[1], "{nonsense"]), {}, ["path =", "not JSON at line 3", "write"]),
+    "cut off": (lambda d: table(d, [ROWS[0], '{"question": ']), {}, ["not JSON at line 2", "column 14"]),
+    "an array": (lambda d: table(d, ["[", *ROWS[:2], "]"]), {}, ["path =", "JSON array", "JSONL"]),
     "not an object": (lambda d: table(d, [ROWS[0], "[1]"]), {}, ["path =", "line 2", "object"]),
     "no prompt": (lambda d: table(d, ROWS), {"prompt_field": "prompt"}, ["prompt_field = 'prompt'", "line 1", "question, answer"]),
     "no answer": (lambda d: table(d, [*ROWS, {"question": "?"}]), {"answer_field": "answer"}, ["answer_field = 'answer'", "line 41"]),

@@ -65,6 +65,10 @@ def test_what_the_subcommand_returns_is_the_exit_code(runs: list, monkeypatch: p
         (["train", "arithmetic", "--engines", "2", "--engine_gpus", "64"], ["128 GPUs", "this machine has", "lower these"]),
         (["train", "arithmetic", "--max_tokens", "500"], ["rollout.max_tokens = 500", "516", "512"]),
         (["train", "arithmetic", "--prompt_format", "chat"], ["chat", "template", "raw"]),
+        (["ledger"], ["RUN"]),
+        (["ledger", "nowhere"], ["nowhere"]),
+        (["verify"], ["file"]),
+        (["verify", "nowhere"], ["nowhere"]),
         (["export", "nowhere"], ["no run folder nowhere"]),
         (["export", ".", "--step", "x"], ["--step", "'x'"]),
         (["export", ".", "--dtype", "int4"], ["--dtype", "int4", "bfloat16"]),
@@ -99,6 +103,7 @@ def test_help_of_train_has_every_flag_under_both_names(capsys: pytest.CaptureFix
         assert " ".join(str(info.description).split())[:30] in " ".join(text.split())
     for section in ("data", "rollout", "optim", "objective"):
         assert f"{section} options:" in text
+    assert "--print-config " in text
     assert "default factory" not in text and "--optim [JSON]" not in text
 
 

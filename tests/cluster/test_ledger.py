@@ -103,5 +103,7 @@ def test_user_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], make: s
         (run / LEDGER_FILE).touch()
     assert main([str(run)]) == 2
     message = capsys.readouterr().err
-    assert message.startswith(f"RUN = {run} ") and ": give " in message and message.count("\n") == 1
+    assert message.startswith(f"winnow: RUN = {run} ") and ": give " in message and message.count("\n") == 1
     assert main([]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("winnow: ") and "RUN" in message and message.count("\n") == 1

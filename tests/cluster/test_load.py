@@ -207,6 +207,7 @@ def test_unknown_flag_names_the_nearest() -> None:
         (["--lr", "-1"], ["optim.lr", '"-1"', "greater than 0"]),
         (["--engine", "vlm"], ["rollout.engine", '"vlm"', "vllm, fake", "nearest is 'vllm'"]),
         (["--stop", '["a"'], ["--stop", "is not JSON", '["a", "b"]']),
+        (["--sources", "addition"], ["--sources", "is not JSON", '[{"task": "addition"}]']),
         (["--template", "nothing"], ["--template", "is not JSON", "key=1"]),
         (["--stop", "[1]"], ["rollout.stop[0]", "text in quotes"]),
         (["--steps"], ["--steps has no value"]),

@@ -113,9 +113,12 @@ def test_group_size_1_has_a_meaning_with_a_critic() -> None:
     assert resolve("vapo", group_size=1).baseline == "critic"
 
 
-@pytest.mark.parametrize(("typo", "nearest"), [("drgrpo", "dr_grpo"), ("DAPO", "dapo"), ("reinforcepp", "reinforce"), ("dpao", "dapo"), ("xyz", "")])
+@pytest.mark.parametrize(
+    ("typo", "nearest"), [("drgrpo", "dr_grpo"), ("DAPO", "dapo"), ("reinforcepp", "reinforce"), ("dpao", "dapo"), ("xyz", "")]
+)
 def test_unknown_preset_names_the_nearest(typo: str, nearest: str) -> None:
-    with pytest.raises(UserError, match=f"variant = {typo} does not exist" + (f", the nearest is {nearest}" if nearest else "; choose one of grpo")):
+    said = f", the nearest is {nearest}" if nearest else "; choose one of grpo"
+    with pytest.raises(UserError, match=f"variant = {typo} does not exist{said}"):
         preset(typo)
 
 

@@ -76,6 +76,11 @@ def test_mistakes_in_the_command(tmp_path, capsys):
     assert "'math'" in capsys.readouterr().err
     assert run(tmp_path, [], "--options", "final=box")[0] == 2
     assert run(tmp_path, [], "--verify_timeout", "0")[0] == 2
+    capsys.readouterr()
+    for argv in ([], ["nowhere.jsonl"], [str(tmp_path)], ["x", "--verify_timeout", "soon"]):
+        assert verify.main(argv) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("winnow: ") and said.count("\n") == 1
 
 
 def test_a_long_file_keeps_its_order(tmp_path):
