@@ -285,5 +285,5 @@ def test_iter_rows_reads_all_of_a_set_and_some_of_a_huge_task(tmp_path: Path) ->
 def test_no_source_and_no_template_are_sentences() -> None:
     with pytest.raises(UserError, match=r"sources = \[\]"):
         PromptStream(DataConfig(sources=[]), TOKENIZER, 0)
-    with pytest.raises(UserError, match="needs a chat template"):
+    with pytest.raises(UserError, match="needs a tokenizer with a chat template"):
         stream(prompt_format="chat")
