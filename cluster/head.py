@@ -24,8 +24,7 @@ class Head:
 
     def __init__(self) -> None:
         """Start it; raises RuntimeError with its last words when it does not come up."""
-        # A cluster asks whoever joins it for its token, and shows its own only when it is told to.
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        show_token()
         command = [sys.executable, "-m", "cluster.head"]
         self.process = subprocess.Popen(
             command,
@@ -52,6 +51,15 @@ class Head:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def show_token() -> None:
+    """Show a cluster that asks for it the token that `ray.init` left, unless the user has said otherwise."""
+    if "RAY_AUTH_MODE" not in os.environ:
+        from ray._raylet import Config  # type: ignore[attr-defined]  # compiled
+
+        os.environ["RAY_AUTH_MODE"] = "token"
+        Config.initialize("")  # Ray has read its environment when it was imported, and reads it again here
 
 
 def main() -> int:

@@ -43,6 +43,8 @@ class Command:
 
     def __post_init__(self) -> None:
         env = {**ENVIRONMENT, MARK: self.mark}
+        if "--ray_address" not in self.args:
+            env.pop("RAY_AUTH_MODE")  # a private cluster needs nothing of the user's
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cluster.launch", *self.args],
             cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
