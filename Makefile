@@ -36,9 +36,9 @@ bench:  ## benchmarks of the verifiers (ARGS=seconds for each)
 	@$(SETUP) dev gym
 	@$(PY) -m tests.bench.bench_verifiers $(ARGS)
 
-soak:  ## the long tests: 20,000 hostile responses through the verifier pool
+soak:  ## the long tests: 20,000 hostile responses through the verifier pool, and every kind of fault in one run
 	@$(SETUP) dev gym
-	@WINNOW_FUZZ=20000 $(PY) -m pytest -s --timeout 0 tests/verifier/test_fuzz.py
+	@WINNOW_FUZZ=20000 WINNOW_LONG=1 $(PY) -m pytest -s --timeout 0 tests/verifier/test_fuzz.py tests/e2e/test_faults.py
 
 lock:  ## write the exact versions in .ci/lock anew (ARGS=package moves one to its newest)
 	@$(SETUP)

@@ -17,6 +17,8 @@ import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
+LONG = bool(os.environ.get("WINNOW_LONG"))  # make soak
+
 
 def lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSONL file."""
@@ -44,9 +46,9 @@ def kill(command: Any, name: str) -> int:
 
 
 def test_a_run_survives_the_loss_of_each_of_its_services(tmp_path: Path, small: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Verifier processes, the verifier actor, the engine's core, the rollout actor and one of two learner ranks, in this order."""
+    """Verifier processes, the verifier actor, the engine's core, (when long) the rollout actor and one of two learner ranks, in turn."""
     run_dir = tmp_path / "run"
-    steps = 40
+    steps = 40 if LONG else 24
     flags = ["--steps", str(steps), "--checkpoint_every", "2", "--batch_size", "8", "--verifier_processes", "2", "--learner_ranks", "2"]
     run = small("--run_dir", str(run_dir), *flags)
     run.until(r"step 3/")
@@ -59,10 +61,11 @@ def test_a_run_survives_the_loss_of_each_of_its_services(tmp_path: Path, small: 
     run.until(r"engine 0 is lost")
     run.until(r"engine 0 is back")
     run.until(r"step \d+/")
-    assert kill(run, "ray::Rollout") == 1
-    run.until(r"engine 0 is lost")
-    run.until(r"engine 0 is back")
-    run.until(r"step \d+/")
+    if LONG:
+        assert kill(run, "ray::Rollout") == 1
+        run.until(r"engine 0 is lost")
+        run.until(r"engine 0 is back")
+        run.until(r"step \d+/")
     os.kill(victims(run, "ray::LearnerRank")[0].pid, signal.SIGKILL)
     run.until(r"a learner rank is lost")
     run.until(r"resumes at step \d+")
