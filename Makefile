@@ -5,6 +5,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 PY := $(VENV)/bin/python
 SEED ?= 0
+ONLY ?=
 ARGS ?=
 export VENV EXTRA PYTHON
 # A process that shares its core with others loses a factor of 30 when OpenMP threads spin.
@@ -32,9 +33,9 @@ check:  ## lint and types
 	@$(PY) -m ruff check rollout verifier learner cluster tests .ci
 	@$(PY) -m mypy rollout verifier learner cluster tests .ci/setup.py
 
-bench:  ## benchmarks of the verifiers (ARGS=seconds for each)
-	@$(SETUP) dev gym
-	@$(PY) -m tests.bench.bench_verifiers $(ARGS)
+bench:  ## ours against a peer and the machine's limit (ONLY=name for one, ARGS=--list for the names)
+	@$(SETUP) bench
+	@$(PY) -m tests.bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 soak:  ## the long tests: 20,000 hostile responses through the verifier pool, and every kind of fault in one run
 	@$(SETUP) dev gym
@@ -45,5 +46,5 @@ lock:  ## write the exact versions in .ci/lock anew (ARGS=package moves one to i
 	@$(PY) .ci/lock.py $(ARGS)
 
 clean:  ## remove the environment and the caches (runs stay)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find rollout verifier learner cluster tests -name __pycache__ -type d -prune -exec rm -rf {} +

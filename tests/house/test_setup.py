@@ -39,7 +39,7 @@ class Place:
         (self.root / ".ci" / "lock").mkdir(parents=True)
         shutil.copy(ROOT / ".ci" / "setup.py", self.root / ".ci" / "setup.py")
         (self.root / "pyproject.toml").write_text("[project]\n")
-        for part in ("base", "cpu", "gpu", "dev", "gym"):
+        for part in ("base", "cpu", "gpu", "dev", "gym", "bench"):
             self.lock(part, "torch==1+cpu\n" if part == "cpu" else f"{part}-package==1\n")
         self.script("python3.12", INTERPRETER)
         self.trace = folder / "trace"
@@ -258,4 +258,4 @@ def test_the_first_interpreter_that_works_is_taken(place: Place) -> None:
 
 def test_an_unknown_extra_is_one_sentence(place: Place) -> None:
     code, out = place.run("devel")
-    assert code == 1 and out == "set-up: there is no extra named devel: give dev, gym or both.\n"
+    assert code == 1 and out == "set-up: there is no extra named devel: give any of dev, gym, bench.\n"

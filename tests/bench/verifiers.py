@@ -1,7 +1,7 @@
-"""How fast verdicts come: `python -m tests.bench.bench_verifiers [SECONDS]`. Not a test: figures depend on the machine and its load.
+"""How fast verdicts come: a pool of one process per core against as many processes that would call the verifier directly.
 
-Prints, for each kind of item: verdicts/s of one process that calls the verifier directly, of a pool with 1 … W processes, their ratio to W
-times the direct figure (wanted: 0.9), and the pool's overhead per verdict. Then what one run of a program costs on each rung of the ladder.
+The limit is W times the verdicts/s of one plain call in a loop, which is also the peer: whatever the pool adds (deadlines, killable
+processes, a cache) shows as the rest to 1. Then what one run of a program costs on each rung of the sandbox's ladder.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import os
 import resource
-import sys
 import time
 from pathlib import Path
 
+from tests.bench.measure import interleave
+from tests.bench.rows import Row, compare
 from verifier import load, sandbox
 from verifier.config import VerifyConfig
 from verifier.pool import Item, VerifierPool
 
+SECONDS = 2.0  # of each measurement
 CASES = Path(__file__).parent.parent / "verifier" / "cases"
 
 
@@ -61,27 +63,27 @@ def pooled(items: list[Item], processes: int, seconds: float) -> tuple[float, fl
         return done / (time.perf_counter() - start), (after.ru_utime + after.ru_stime - cpu.ru_utime - cpu.ru_stime) / done
 
 
-def main(seconds: float) -> None:
-    """The whole table."""
+def run() -> list[Row]:
+    """Three verifiers through the pool, and programs through each rung that works here."""
     cores = len(os.sched_getaffinity(0))
-    print(f"{cores} cores")
+    rows = []
     for name in ("numeric", "gsm8k", "math"):
-        items = items_of(name)
-        one = direct(items, seconds)
-        print(f"{name:8} direct            {one:10.0f} /s")
-        for processes in range(1, cores + 1):
-            rate, cpu = pooled(items, processes, seconds)
-            share = rate / (processes * one)
-            print(f"{name:8} pool of {processes}         {rate:10.0f} /s  {share:5.2f} of {processes} direct, parent {cpu * 1e6:.0f} µs")
+        items, overhead = items_of(name), list[float]()
+
+        def ours(items: list[Item] = items, overhead: list[float] = overhead) -> float:
+            rate, cpu = pooled(items, cores, SECONDS)
+            overhead.append(cpu * 1e6)
+            return rate
+
+        mine, theirs = interleave(ours, lambda items=items: cores * direct(items, SECONDS), pairs=3, warm=False)  # type: ignore[misc]
+        note = f"pool of {cores}; peer and limit: {cores} × one plain call; the parent uses {sorted(overhead)[1]:.0f} µs a verdict"
+        rows.append(compare(f"verifiers/{name}", "verdicts/s", mine, theirs, limit=sorted(theirs)[1], note=note))
     for rung in ("bubblewrap", "landlock", "uid"):
         if sandbox.probe(rung).rung:
             times = []
             for _ in range(20):
                 start = time.perf_counter()
                 sandbox.run(sandbox.Job("print(input())", stdin=b"x"), sandbox.LIMITS, rung)
-                times.append(time.perf_counter() - start)
-            print(f"program on {rung:12} {sorted(times)[10] * 1000:6.1f} ms median")
-
-
-if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 3.0)
+                times.append((time.perf_counter() - start) * 1000)
+            rows.append(compare(f"verifiers/program_{rung}", "ms", times, note="one run of a program that reads and prints a line"))
+    return rows

@@ -1,0 +1,35 @@
+"""The one list of benchmarks: what each is called, where it lives, and what it may use.
+
+A benchmark is a file here with `def run() -> list[Row]`, which does everything; it runs in a process of its own, whose OpenMP threads
+and cores are set before it imports anything. Its rows are named after it (`name`, or `name/what`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """`threads`: OpenMP (and so torch) threads, 0: one per core. It is stopped, and has failed, after `timeout` seconds."""
+
+    name: str
+    module: str
+    about: str
+    threads: int = 0
+    timeout: float = 600.0
+
+
+BENCHMARKS = (
+    Benchmark("machine", "tests.bench.machine_rates", "float32 matrix products and memory copies of all cores", timeout=120),
+    Benchmark("verifiers", "tests.bench.verifiers", "verdicts/s of the pool against as many plain calls", threads=1, timeout=300),
+)
+
+
+def find(names: list[str]) -> list[Benchmark]:
+    """The benchmarks named, in the list's order; all without names. Raises KeyError with the unknown name."""
+    known = {b.name for b in BENCHMARKS}
+    for name in names:
+        if name not in known:
+            raise KeyError(name)
+    return [b for b in BENCHMARKS if not names or b.name in names]
