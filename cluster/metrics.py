@@ -43,9 +43,9 @@ class Metric(NamedTuple):
 
 M = Metric
 TABLE: tuple[Metric, ...] = (
-    M("buffer.reward", "reward", "reward", "mean", "reward of the answers of all groups scored since the last step, dropped ones included"),
-    M("buffer.informative", "informative", "1", "share", "groups whose rewards differ, of all scored since the last step"),
-    M("buffer.resp_len", "resp_len", "tokens", "mean", "length of the answers of all groups scored since the last step"),
+    M("buffer.reward", "reward", "reward", "mean", "reward of the answers of all groups of the step, dropped ones included"),
+    M("buffer.informative", "informative", "1", "share", "groups whose rewards differ, of all groups of the step"),
+    M("buffer.resp_len", "resp_len", "tokens", "mean", "length of the answers of all groups of the step, dropped ones included"),
     M("train.clipfrac", "clipfrac", "1", "share", "unmasked tokens (answers, at sequence level) whose clip binds"),
     # what was sampled
     M("buffer.rewards.*", "reward/*", "reward", "mean", "the same as `reward`, for the named reward alone"),
@@ -61,9 +61,9 @@ TABLE: tuple[Metric, ...] = (
     M("buffer.verifier_errors", "verifier/errors", "answers", "sum", "answers without a reward: verifier or gold answer is at fault"),
     M("buffer.verifier_timeouts", "verifier/timeouts", "answers", "sum", "answers that outlasted the verifier's deadline and scored 0"),
     # dynamic sampling
-    M("buffer.scored", "buffer/scored", "groups", "sum", "groups that came back with verdicts"),
+    M("buffer.scored", "buffer/scored", "groups", "sum", "groups of the step that came back with verdicts"),
     M("buffer.judged", "buffer/judged", "groups", "sum", "groups among them whose rewards are known"),
-    M("buffer.dispatched", "buffer/dispatched", "groups", "sum", "groups sent to an engine for the first time"),
+    M("buffer.dispatched", "buffer/dispatched", "groups", "sum", "groups of the step, whatever became of them"),
     M("buffer.unkept", "buffer/unkept", "groups", "sum", "groups resolved without being kept: what refill replaced"),
     M("buffer.failed.*", "buffer/failed/*", "groups", "sum", "groups that failed for that reason"),
     M("buffer.attempts_failed", "buffer/attempts_failed", "attempts", "sum", "attempts at a group that failed; most are repeated"),
@@ -149,7 +149,7 @@ TABLE: tuple[Metric, ...] = (
     M("ledger.tokens_lost_attempt", "ledger/tokens_lost_attempt", "tokens", "total", "tokens of attempts that did not count"),
     M("ledger.tokens_held", "ledger/tokens_held", "tokens", "last", "tokens of kept groups"),
     # tokens of this step
-    M("buffer.tokens", "tokens/generated", "tokens", "sum", "tokens of the groups scored since the last step"),
+    M("buffer.tokens", "tokens/generated", "tokens", "sum", "tokens of the groups of the step"),
     M("train.tokens", "tokens/trained", "tokens", "sum", "tokens that the batch's loss counts"),
     M("train.masked_tokens.*", "tokens/masked/*", "tokens", "sum", "tokens of the batch left out of the loss for that reason"),
     M("tokens_per_second", "tokens/per_second", "tokens/s", "mean", "generated tokens over the step's wall-clock time"),
@@ -343,6 +343,9 @@ def document() -> str:
         "A number is left out of a step in which there was nothing to measure (`resp_len/right` without a right answer). The",
         "reduction says how a step's many values became one: *share* is among those that are counted, *sum* is over the step,",
         "*last* is the value at the step's end, *total* adds up since the run began. `*` stands for a name.",
+        "",
+        "The groups of a step are those after the last batch's end, in the order of their dispatch, up to the end of its own batch: trained,",
+        "dropped and failed ones. So no number of theirs depends on who finished first, or on when a run was cut in two.",
         "",
         "| name | unit | reduction | meaning |",
         "|---|---|---|---|",

@@ -298,6 +298,7 @@ class Session:
             drop_errors=cfg.verify.on_verifier_error == "drop",
             clock=time.monotonic,
             spread_per_reward=objective.reward_norm == "gdpo",
+            last_batch=cfg.batches,
         )
         evaluator = Evaluator(cfg, services, health, await asyncio.to_thread(prepared.stream.heldout, cfg.eval.eval_prompts))
         loop = Loop(

@@ -8,7 +8,6 @@ actor, no tensor and no wall clock, and is used from one thread.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -17,12 +16,12 @@ from learner.buffer_records import CutBatch, Outcome, RefillError, StepSummary, 
 from learner.config import BufferConfig
 from learner.ledger import BatchTokens, Ledger
 from learner.order import DispatchOrder, OpenCut, Slot
+from learner.results import Results
 from learner.sampling_stats import Window
 from learner.waiting import Stopwatch, batch_waiting, group_waiting
 from verifier.records import GroupSummary
 
-EVIDENCE_DECAY = 0.75  # weight that the measured informative rate keeps at each cut, so that it follows the policy
-REMEMBERED = 4096  # groups whose accepted attempt is remembered, so that a result delivered twice is booked once
+EVIDENCE_DECAY = 0.75  # weight that the measured informative rate keeps at each step, so that it follows the policy
 
 
 class SamplingBuffer:
@@ -40,22 +39,27 @@ class SamplingBuffer:
         drop_errors: bool,
         clock: Callable[[], float],
         spread_per_reward: bool = False,
+        last_batch: int | None = None,
     ) -> None:
-        """`clock` gives seconds that only rise. `spread_per_reward`: judge each named reward apart (`--reward_norm gdpo`)."""
+        """`clock` gives seconds that only rise. `spread_per_reward`: judge each named reward apart (`--reward_norm gdpo`).
+
+        `last_batch`: batches of the whole run; no group is dispatched that could train only after them.
+        """
         self.config = config
         self.size = config.batch_size
         self.limit = config.refill_limit or 10 * config.batch_size
         self.group_size, self.filter_groups, self.spread_tol = group_size, filter_groups, spread_tol
         self.max_staleness, self.attempts, self.drop_errors = max_staleness, attempts, drop_errors
         self.spread_per_reward = spread_per_reward
+        self.last_batch = last_batch
         self.ledger = Ledger()
         self._clock = clock
         self._order = DispatchOrder(self.size)
         self._unkept = 0  # groups resolved without being kept since the last cut
         self._exhausted = False
-        self._yes = self._no = 0.0  # evidence of the informative rate
-        self._late: dict[int, int] = {}  # surplus groups that still run: uid -> attempt
-        self._accepted: OrderedDict[int, int] = OrderedDict()  # uid -> attempt whose result was booked
+        self._yes = self._no = 0.0  # evidence of the informative rate from the steps so far
+        self._last = -1  # uid up to which groups count into the statistics of the batches committed
+        self._results = Results()
         self._window = Window()
         self._watch = Stopwatch(clock)
 
@@ -110,6 +114,8 @@ class SamplingBuffer:
         if uid is None and (self._exhausted or self.limit_reached()):
             return False
         place = order.place(uid)
+        if uid is None and self.last_batch is not None and place >= (self.last_batch - self.batches) * self.size:
+            return False
         if has_room(place, engine_version, self.batches, self.size, self.max_staleness):
             return True
         if self.max_staleness or order.cuts or engine_version < self.batches:
@@ -118,7 +124,8 @@ class SamplingBuffer:
         if uid is not None:
             return place < self.size + extra
         need = self.size - len(order.kept)
-        return need > 0 and wants_extra(need, len(order.flight), self._yes, self._no, extra)
+        yes, no = self._window.evidence()
+        return need > 0 and wants_extra(need, len(order.flight), self._yes + yes, self._no + no, extra)
 
     def dispatch(self, uid: int, engine: int, engine_version: int) -> int:
         """The group goes to an engine, under the admission rule; returns the attempt (1, 2, …). A new uid is above all before it."""
@@ -128,7 +135,6 @@ class SamplingBuffer:
         if new:
             self._order.add(Slot(uid, ordinal=self.ledger.dispatched))
             self.ledger.open(uid)
-            self._window.dispatched += 1
         self._move(uid, "generating")
         slot = self._order.groups[uid]
         slot.engine, slot.version, slot.attempt = engine, engine_version, slot.attempt + 1
@@ -156,7 +162,7 @@ class SamplingBuffer:
         if not self._current(uid, attempt):
             return self._unexpected(uid, attempt, summary.tokens)
         assert len(summary.rewards_G) == self.group_size, f"group {uid} has {len(summary.rewards_G)} answers of {self.group_size}"
-        self._accept(uid, attempt)
+        self._results.accept(uid, attempt)
         rewards = (summary.rewards_G, summary.rewards_RG)
         kind = judge(*rewards, self.spread_tol, drop_errors=self.drop_errors, per_reward=self.spread_per_reward)
         self._window.add(summary, kind)
@@ -169,7 +175,7 @@ class SamplingBuffer:
         slot = self._order.groups[uid]
         slot.summary, slot.payload, slot.since = summary, payload, self._clock()
         slot.kind = "" if kind == "informative" else kind
-        self._yes += 1
+        self._window.ends[uid] = "kept"
         return Outcome("kept", "", kind)
 
     def attempt_failed(self, uid: int, attempt: int, reason: str, tokens_lost: int = 0) -> bool:
@@ -181,8 +187,7 @@ class SamplingBuffer:
         self._tick()
         self.ledger.book("lost_attempt", tokens_lost)
         if not self._current(uid, attempt):
-            if self._late.get(uid) == attempt:
-                del self._late[uid]
+            self._results.gone(uid, attempt)
             return False
         slot, stage = self._order.groups[uid], self.ledger.state(uid)
         slot.failures += 1
@@ -201,6 +206,7 @@ class SamplingBuffer:
         if holders:
             self._unkept += self._order.undo_cuts(holders[0])
         self._order.back(uid)
+        self._window.forget(uid)
         self._move(uid, "queued")
         return bool(holders)
 
@@ -231,17 +237,14 @@ class SamplingBuffer:
         missing = max(self.size - len(order.kept), 0)
         if missing and not self._exhausted and (policy == "raise" or not order.kept):
             raise RefillError(refill_sentence(self._unkept, self.limit, len(order.kept), self.size, policy))
-        cut = order.take(self.batches + len(order.cuts), missing if policy == "relax" else 0, self._unkept, self._clock())
+        # With k = 0 nothing is left behind a batch, nor behind a short one; else what stands behind the last group is the next batch's.
+        last = self.ledger.last_uid if missing or self.max_staleness == 0 else order.kept[self.size - 1]
+        cut = order.take(self.batches + len(order.cuts), missing if policy == "relax" else 0, self._unkept, last, self._clock())
         surplus = self._drop_surplus() if self.max_staleness == 0 else ()
         if not order.flight and not order.kept:
             order.origin = self.ledger.dispatched
         self._unkept = 0
-        self._yes *= EVIDENCE_DECAY
-        self._no *= EVIDENCE_DECAY
-        batch = self._batch(cut, surplus)
-        self._window.staleness.update(batch.staleness)
-        self._window.fillers += cut.fillers
-        return batch
+        return self._batch(cut, surplus)
 
     def commit(self, batch: CutBatch, tokens: BatchTokens, failed: Collection[int] = ()) -> None:
         """The learner is done with the oldest cut batch, and b rises by one.
@@ -255,8 +258,10 @@ class SamplingBuffer:
         assert set(failed) <= set(cut.uids), failed
         self.ledger.commit({uid: groups[uid].kind for uid in cut.uids if uid not in failed}, failed, tokens)
         self._order.commit()
-        if failed:
-            self._window.failed["nonfinite"] += len(failed)
+        self._last = cut.last
+        self._window.staleness.update(batch.staleness)
+        self._window.fillers += cut.fillers
+        self._window.nonfinite += len(failed)
 
     # -- statistics ------------------------------------------------------------------------------------------------
 
@@ -265,10 +270,10 @@ class SamplingBuffer:
         return batch_waiting(self._order, self.ledger, self.attempts, self.batch_ready(), self._clock(), self._watch.ticked)
 
     def step_summary(self) -> StepSummary:
-        """Statistics since the last call, over all groups scored; starts anew."""
+        """Statistics since the last call, over all groups up to the end of the last committed batch, in dispatch order."""
         self._tick()
-        window, waited = self._window, self._watch.take()
-        self._window = Window()
+        window, waited = self._window.take(self._last), self._watch.take()
+        self._yes, self._no = (EVIDENCE_DECAY * (a + b) for a, b in zip((self._yes, self._no), window.evidence(), strict=True))
         return StepSummary(
             **window.statistics(),
             kept=self.kept,
@@ -294,6 +299,7 @@ class SamplingBuffer:
             "origin": self._order.origin,
             "unkept": self._unkept,
             "evidence": [self._yes, self._no],
+            "last": self._last,
             "window": self._window.to_json(),
         }
 
@@ -309,6 +315,7 @@ class SamplingBuffer:
         order = self._order = DispatchOrder.from_json(self.size, state["origin"], state["groups"], state["cuts"], self._clock())
         self._unkept = state["unkept"]
         self._yes, self._no = state["evidence"]
+        self._last = state["last"]
         self._window = Window.from_json(state["window"])
         for uid in order.flight:
             if self.ledger.state(uid) != "queued":
@@ -319,7 +326,7 @@ class SamplingBuffer:
                 continue
             if uid in payloads:
                 slot.payload = payloads[uid]
-                self._accept(uid, slot.attempt)
+                self._results.accept(uid, slot.attempt)
             else:
                 self.payload_lost(uid)
         for i, cut in enumerate(order.cuts):
@@ -339,41 +346,30 @@ class SamplingBuffer:
         self.ledger.move(uid, state)
         self._order.groups[uid].since = self._clock()
 
-    def _accept(self, uid: int, attempt: int) -> None:
-        self._accepted[uid] = attempt
-        if len(self._accepted) > REMEMBERED:
-            self._accepted.popitem(last=False)
-
     def _unexpected(self, uid: int, attempt: int, tokens: int) -> Outcome:
-        if self._accepted.get(uid) == attempt:
+        kind = self._results.unexpected(uid, attempt)
+        if kind == "twice":
             return Outcome("stale", "delivered twice")
-        late = self._late.get(uid) == attempt
-        if late:
-            del self._late[uid]
-            self._accept(uid, attempt)
-        self.ledger.book("surplus" if late else "lost_attempt", tokens)
-        return Outcome("surplus") if late else Outcome("stale", "lost attempt")
+        self.ledger.book("surplus" if kind == "late" else "lost_attempt", tokens)
+        return Outcome("surplus") if kind == "late" else Outcome("stale", "lost attempt")
 
     def _drop(self, uid: int, outcome: Outcome, tokens: int) -> Outcome:
         """Resolved without being kept: its place is free."""
         self.ledger.close(uid, outcome.state, outcome.detail, tokens)
         self._order.remove(uid)
         self._unkept += 1
-        self._no += 1
-        self._window.unkept += 1
-        if outcome.state == "failed":
-            self._window.failed[outcome.detail] += 1
+        self._window.ends[uid] = str(outcome) if outcome.state == "failed" else outcome.state
         return outcome
 
     def _close_surplus(self, uid: int) -> tuple[int, int, int] | None:
         """Ends a group as surplus; returns (uid, attempt, engine) when it still runs somewhere."""
         running = self.ledger.state(uid) in ("generating", "verifying")
         self.ledger.close(uid, "surplus")
-        self._window.surplus += 1
+        self._window.ends[uid] = "surplus"
         slot = self._order.remove(uid)
         if not running or slot.engine is None:
             return None
-        self._late[uid] = slot.attempt
+        self._results.expect_late(uid, slot.attempt)
         return (uid, slot.attempt, slot.engine)
 
     def _drop_surplus(self) -> tuple[tuple[int, int, int], ...]:

@@ -48,12 +48,13 @@ class OpenCut:
     fillers: int
     unkept: int  # the refill counter before the cut
     origin: int  # the order's, before the cut
+    last: int  # uid up to which groups count into this batch's statistics
     since: float = 0.0
     handed: bool = True  # False after a resume: it is to be given out again
 
     def to_json(self) -> list[Any]:
         """Without times."""
-        return [self.index, self.uids, self.fillers, self.unkept, self.origin]
+        return [self.index, self.uids, self.fillers, self.unkept, self.origin, self.last]
 
 
 @dataclass
@@ -101,9 +102,9 @@ class DispatchOrder:
         """True when B groups are kept and no group dispatched before the last of them is unresolved."""
         return len(self.kept) >= self.size and (not self.flight or self.kept[self.size - 1] < self.flight[0])
 
-    def take(self, index: int, fillers: int, unkept: int, now: float) -> OpenCut:
+    def take(self, index: int, fillers: int, unkept: int, last: int, now: float) -> OpenCut:
         """The first B kept groups, or all when they are fewer, become a cut batch."""
-        cut = OpenCut(index, self.kept[: self.size], fillers, unkept, self.origin, now)
+        cut = OpenCut(index, self.kept[: self.size], fillers, unkept, self.origin, last, now)
         del self.kept[: self.size]
         self.cuts.append(cut)
         self.origin = self.groups[cut.uids[-1]].ordinal + 1
@@ -146,8 +147,8 @@ class DispatchOrder:
         for uid, ordinal, attempt, failures, version, kind, summary in groups:
             slot = new.groups[uid] = Slot(uid, ordinal, attempt, failures, version, kind, since=now)
             slot.summary = None if summary is None else summary_from_json(summary)
-        for index, uids, fillers, unkept, before in cuts:
-            new.cuts.append(OpenCut(index, list(uids), fillers, unkept, before, now, handed=False))
+        for index, uids, fillers, unkept, before, last in cuts:
+            new.cuts.append(OpenCut(index, list(uids), fillers, unkept, before, last, now, handed=False))
         cut = {uid for c in new.cuts for uid in c.uids}
         new.flight = sorted(uid for uid, slot in new.groups.items() if slot.summary is None)
         new.kept = sorted(uid for uid, slot in new.groups.items() if slot.summary is not None and uid not in cut)

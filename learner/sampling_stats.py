@@ -1,4 +1,4 @@
-"""Statistics over all groups scored between two steps, whatever became of them.
+"""Statistics over the groups of each step, whatever became of them.
 
 Sums are taken with `math.fsum`, which is exact: the order in which groups arrive changes no bit of a metric.
 """
@@ -66,24 +66,46 @@ def _scored(summary: GroupSummary, judgement: str) -> _Scored:
 
 @dataclass
 class Window:
-    """What was counted since the last step's summary."""
+    """Groups that have ended or are kept and stand in no step's summary yet, by uid, and events since the last summary.
 
-    groups: list[_Scored] = field(default_factory=list)
-    dispatched: int = 0
-    unkept: int = 0
+    A step's statistics are over the groups up to the end of its batch *in dispatch order* (`take`), not over what happened to have arrived:
+    so they depend on no worker's speed, and are those of any other run with the same answers.
+    """
+
+    groups: dict[int, _Scored] = field(default_factory=dict)  # those with a result
+    ends: dict[int, str] = field(default_factory=dict)  # "kept", "uninformative", "failed(reason)" or "surplus"
     attempts_failed: int = 0
-    surplus: int = 0
+    nonfinite: int = 0  # groups
     fillers: int = 0
-    failed: Counter[str] = field(default_factory=Counter)
     staleness: Counter[int] = field(default_factory=Counter)
 
     def add(self, summary: GroupSummary, judgement: str) -> None:
         """Count a group that was scored; `judgement` as in learner/admission.py."""
-        self.groups.append(_scored(summary, judgement))
+        self.groups[summary.uid] = _scored(summary, judgement)
+
+    def forget(self, uid: int) -> None:
+        """The group is generated again: what it was does not count."""
+        self.groups.pop(uid, None)
+        self.ends.pop(uid, None)
+
+    def evidence(self) -> tuple[int, int]:
+        """Groups that were kept, and those resolved without being kept; a surplus one that had a result would have been kept."""
+        unkept = sum(e not in ("kept", "surplus") for e in self.ends.values())
+        return sum(e == "kept" or (e == "surplus" and uid in self.groups) for uid, e in self.ends.items()), unkept
+
+    def take(self, last: int) -> Window:
+        """The groups up to uid `last` and all events so far, as a window of their own; they are counted no more here."""
+        old = [uid for uid in self.ends if uid <= last]
+        groups = {uid: self.groups.pop(uid) for uid in old if uid in self.groups}
+        taken = Window(groups, {uid: self.ends.pop(uid) for uid in old}, self.attempts_failed, self.nonfinite, self.fillers, self.staleness)
+        self.attempts_failed = self.nonfinite = self.fillers = 0
+        self.staleness = Counter()
+        return taken
 
     def statistics(self) -> dict[str, Any]:
         """The fields of `StepSummary` that follow from this window."""
-        every, judged = self.groups, [g for g in self.groups if g.judgement != "error"]
+        every = list(self.groups.values())
+        judged = [g for g in every if g.judgement != "error"]
         known = [g for g in every if g.rewarded]
         names = sorted({name for g in known for name in g.parts})
         sources = sorted({g.source for g in judged})
@@ -105,25 +127,35 @@ class Window:
             "seconds_verify": _ratio(math.fsum(g.seconds_verify for g in every), len(every)),
             "reward_by_source": {s: _mean_reward([g for g in known if g.source == s]) for s in sources},
             "informative_by_source": {s: _share([g for g in judged if g.source == s], "informative") for s in sources},
-            "dispatched": self.dispatched,
-            "unkept": self.unkept,
-            "failed": dict(sorted(self.failed.items())),
+            "dispatched": len(self.ends),
+            "unkept": self.evidence()[1],
+            "failed": self._failed(),
             "attempts_failed": self.attempts_failed,
-            "surplus": self.surplus,
+            "surplus": sum(e == "surplus" for e in self.ends.values()),
             "staleness": dict(sorted(self.staleness.items())),
             "fillers": self.fillers,
         }
 
+    def _failed(self) -> dict[str, int]:
+        reasons = Counter(e.removeprefix("failed(").removesuffix(")") for e in self.ends.values() if e.startswith("failed("))
+        reasons["nonfinite"] += self.nonfinite
+        return {reason: n for reason, n in sorted(reasons.items()) if n}
+
     def to_json(self) -> dict[str, Any]:
         """Ready for `json.dumps`."""
-        tables = {"failed": dict(sorted(self.failed.items())), "staleness": [list(item) for item in sorted(self.staleness.items())]}
-        return vars(self) | tables | {"groups": [dict(vars(g)) for g in self.groups]}
+        tables = {
+            "groups": [[uid, dict(vars(g))] for uid, g in sorted(self.groups.items())],
+            "ends": [list(item) for item in sorted(self.ends.items())],
+            "staleness": [list(item) for item in sorted(self.staleness.items())],
+        }
+        return vars(self) | tables
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Window:
         """The inverse of `to_json`."""
-        values = dict(data) | {"groups": [_Scored(**g) for g in data["groups"]]}
-        return cls(**values | {"failed": Counter(data["failed"]), "staleness": Counter({int(s): n for s, n in data["staleness"]})})
+        groups = {uid: _Scored(**g) for uid, g in data["groups"]}
+        tables = {"groups": groups, "ends": dict(data["ends"]), "staleness": Counter(dict(data["staleness"]))}
+        return cls(**dict(data) | tables)
 
 
 def _ratio(total: float, count: float) -> float:

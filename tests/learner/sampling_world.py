@@ -90,6 +90,14 @@ def score(buffer: SamplingBuffer, uid: int, rewards: tuple[float, ...] = (0.0, 1
     return str(buffer.scored(uid, attempt, summary(uid, attempt, rewards, **options), f"payload {uid}"))
 
 
+def last_step(buffer: SamplingBuffer) -> StepSummary:
+    """The prompts end, what is kept trains as the last batch, and its step is summed up."""
+    buffer.exhaust()
+    batch = buffer.cut()
+    buffer.commit(batch, all_tokens(batch))
+    return buffer.step_summary()
+
+
 @dataclass
 class World:
     """Runs the loop in simulated time until `steps` batches are committed.

@@ -15,7 +15,7 @@ import pytest
 from learner.buffer import SamplingBuffer
 from learner.buffer_records import RefillError
 from learner.ledger import BatchTokens
-from tests.learner.sampling_world import RIGHT, WRONG, all_tokens, make_buffer, score, send, summary
+from tests.learner.sampling_world import RIGHT, WRONG, all_tokens, last_step, make_buffer, score, send, summary
 
 # -- admission and order -------------------------------------------------------------------------------------------------
 
@@ -74,6 +74,24 @@ def test_staleness_beyond_the_bound_is_an_internal_error() -> None:
         buffer.cut()
 
 
+@pytest.mark.parametrize("k", [0, 2])
+def test_nothing_is_sent_that_could_train_only_after_the_last_batch(k: int) -> None:
+    buffer = make_buffer(batch_size=2, max_staleness=k, last_batch=2)
+    uid = 0
+    while buffer.may_dispatch(0):
+        send(buffer, uid)
+        uid += 1
+    assert uid == (4 if k else 2)
+    score(buffer, 1, WRONG)
+    assert buffer.may_dispatch(0), "a refill is one of the four"
+    send(buffer, uid)
+    for waiting in buffer.held():
+        score(buffer, waiting.uid or 0)
+    batch = buffer.cut()
+    buffer.commit(batch, all_tokens(batch))
+    assert buffer.may_dispatch(1) == (k == 0)
+
+
 # -- judging -------------------------------------------------------------------------------------------------------------
 
 
@@ -107,8 +125,9 @@ def test_a_partial_group_is_an_internal_error() -> None:
 
 
 def test_attempts_end_in_a_named_failure_while_the_rest_goes_on() -> None:
-    buffer = make_buffer(batch_size=2, attempts=2)
-    send(buffer, 0, 1)
+    buffer = make_buffer(batch_size=3, attempts=2)
+    send(buffer, 0, 1, 2)
+    score(buffer, 2)
     assert buffer.attempt_failed(0, 1, "deadline", tokens_lost=9)
     assert buffer.dispatch(0, 1, 0) == 2
     assert not buffer.attempt_failed(0, 1, "deadline"), "the first attempt is over already"
@@ -121,7 +140,7 @@ def test_attempts_end_in_a_named_failure_while_the_rest_goes_on() -> None:
     assert buffer.ledger.groups == {"failed(generation)": 1, "failed(verification)": 1}
     assert buffer.ledger.attempts_failed == {"deadline": 1, "engine_died": 1, "verifier_died": 2}
     assert buffer.ledger.tokens == {"lost_attempt": 9}
-    step = buffer.step_summary()
+    step = last_step(buffer)
     assert (step.failed, step.attempts_failed, step.unkept) == ({"generation": 1, "verification": 1}, 4, 2)
 
 
@@ -314,8 +333,11 @@ def test_resume_keeps_uids_places_attempts_and_statistics() -> None:
     assert new.state()["groups"][1:] != buffer.state()["groups"][1:], "3 has had its second attempt"
     for uid, attempt in ((3, 2), (5, 1)):
         score(new, uid, attempt=attempt, version=1)
-    assert new.cut().uids == (2, 3)
-    assert new.step_summary().scored == 6 and new.step_summary().unkept == 0
+    assert new.step_summary().scored == 2, "0 and 1, whose batch had been committed before"
+    batch = new.cut()
+    assert batch.uids == (2, 3)
+    new.commit(batch, all_tokens(batch))
+    assert (new.step_summary().scored, last_step(new).scored) == (2, 2)
 
 
 def test_resume_with_an_open_cut_gives_it_out_again() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.learner.sampling_world import RIGHT, WRONG, all_tokens, make_buffer, score, send
+from tests.learner.sampling_world import RIGHT, WRONG, all_tokens, last_step, make_buffer, score, send
 
 
 def test_step_summary_counts_dropped_groups_too() -> None:
@@ -21,7 +21,8 @@ def test_step_summary_counts_dropped_groups_too() -> None:
     score(buffer, 1, RIGHT, length=20)
     score(buffer, 2, WRONG, length=1, source="hard")
     score(buffer, 3, (math.nan, 1.0, 1.0, 1.0), length=30)
-    step = buffer.step_summary()
+    assert buffer.step_summary().scored == 0, "no batch is committed"
+    step = last_step(buffer)
     assert (step.scored, step.judged, step.dispatched, step.unkept) == (4, 3, 4, 3)
     assert (step.informative, step.all_right, step.all_wrong, step.equal) == (1 / 3, 1 / 3, 1 / 3, 0.0)
     assert step.reward == 8 / 15 and step.rewards == {"correct": 8 / 15} and step.right == 8 / 15
@@ -29,9 +30,37 @@ def test_step_summary_counts_dropped_groups_too() -> None:
     assert step.resp_len == (46 + 86 + 10 + 126) / 16 and step.tokens == 268
     assert step.resp_len_right == (10 + 86 + 31 + 32 + 33) / 8 and step.resp_len_wrong == (11 + 12 + 13 + 10) / 7
     assert step.truncated == 1 / 16 and step.verifier_errors == 1 and step.failed == {"verifier_error": 1}
-    assert (step.kept, step.in_flight, step.refill_left) == (1, 0, 17)
+    assert (step.kept, step.in_flight, step.refill_left, step.staleness) == (0, 0, 20, {0: 1})
     again = buffer.step_summary()
-    assert again.scored == 0 and math.isnan(again.reward) and again.kept == 1
+    assert again.scored == 0 and math.isnan(again.reward)
+
+
+def test_a_step_counts_the_groups_up_to_its_batch_s_end_whatever_else_has_arrived() -> None:
+    buffer = make_buffer(batch_size=2, max_staleness=2)
+    send(buffer, *range(6))
+    for uid, rewards in ((5, WRONG), (3, RIGHT), (4, None), (1, WRONG), (2, None), (0, None)):
+        score(buffer, uid, *([rewards] if rewards else []), length=10 * (uid + 1))
+    batch = buffer.cut()
+    assert batch.uids == (0, 2)
+    buffer.commit(batch, all_tokens(batch))
+    step = buffer.step_summary()
+    assert (step.scored, step.dispatched, step.unkept, step.all_wrong, step.all_right) == (3, 3, 1, 1 / 3, 0.0)
+    assert step.resp_len == (10 + 20 + 30) / 3 + 1.5
+    rest = last_step(buffer)
+    assert (rest.scored, rest.dispatched, rest.unkept, rest.all_wrong, rest.all_right) == (3, 3, 2, 1 / 3, 1 / 3)
+
+
+def test_a_group_that_is_generated_again_is_counted_once() -> None:
+    buffer = make_buffer(batch_size=2, max_staleness=1)
+    send(buffer, 0, 1)
+    score(buffer, 0)
+    score(buffer, 1)
+    buffer.cut()
+    buffer.payload_lost(1)
+    buffer.dispatch(1, 0, 0)
+    score(buffer, 1, WRONG, attempt=2)
+    step = last_step(buffer)
+    assert (step.scored, step.dispatched, step.unkept, step.staleness) == (2, 2, 1, {0: 1})
 
 
 def test_statistics_do_not_depend_on_the_order_of_arrival() -> None:
@@ -41,7 +70,7 @@ def test_statistics_do_not_depend_on_the_order_of_arrival() -> None:
         send(buffer, *range(12))
         for uid in uids:
             score(buffer, uid, (0.1 * uid, 1 / 3, 1e-9, 0.7))
-        steps.append(buffer.step_summary())
+        steps.append(last_step(buffer))
     assert steps[0] == steps[1]
 
 
