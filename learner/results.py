@@ -30,7 +30,7 @@ class Results:
             del self._late[uid]
 
     def unexpected(self, uid: int, attempt: int) -> str:
-        """What a result is that no group waits for: `twice` (booked before), `late` (of a surplus group), or `lost` (another attempt counts)."""
+        """What a result is that no group waits for: `twice` (booked before), `late` (of a surplus group), `lost` (another counts)."""
         if self._accepted.get(uid) == attempt:
             return "twice"
         if self._late.get(uid) != attempt:
