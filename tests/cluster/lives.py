@@ -98,7 +98,8 @@ def arm(patch: pytest.MonkeyPatch, stage: str, step: int) -> None:
         return len(_seen) > after
 
     def before(cls: Any, name: str, when: Any = lambda *a: True, after: int = 0, signal_number: int = signal.SIGKILL) -> None:
-        work, sent = getattr(cls, name), []
+        work = getattr(cls, name)
+        sent: list[int] = []
 
         def killed(*args: Any, **kwargs: Any) -> Any:
             if not sent and when(*args) and now(after):
