@@ -12,10 +12,10 @@ export VENV EXTRA PYTHON
 export OMP_NUM_THREADS ?= 1
 SETUP = python3 .ci/setup.py
 
-.PHONY: help setup demo test check bench soak lock clean
+.PHONY: help setup demo test test-operate check bench soak lock clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 setup:  ## the environment alone, with all extras
 	@$(SETUP) dev gym
@@ -27,6 +27,10 @@ demo:  ## train a model on two-digit sums and show what it learned (SEED=0; ARGS
 test:  ## the whole test suite (ARGS="-k name" for a part)
 	@$(SETUP) dev gym
 	@$(PY) -m pytest $(ARGS)
+
+test-operate:  ## what needs minutes or more than Python: runs submitted to a Ray head, Prometheus, a browser, a sweep
+	@$(SETUP) dev gym
+	@$(PY) -m pytest tests/operate $(ARGS)
 
 check:  ## lint and types
 	@$(SETUP) dev gym

@@ -66,9 +66,12 @@ class ClusterConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     ray_address: str | None = Field(None, description="Ray cluster to join; default: RAY_ADDRESS, or a private one on this machine")
-    placement_timeout: float = Field(60.0, gt=0, description="seconds to wait for the actors' places")
+    placement_timeout: float = Field(600.0, gt=0, description="seconds to wait for the actors' places, where they may still come")
+    autoscaling: bool = Field(False, description="the cluster adds nodes by itself: wait for them where it lacks what the run needs")
     start_timeout: float = Field(600.0, gt=0, description="seconds to wait for the actors' start")
-    max_restarts: int = Field(20, ge=0, description="engines, verifiers and learners that may be made again after a fault before the run stops")
+    max_restarts: int = Field(
+        20, ge=0, description="engines, verifiers and learners that may be made again after a fault before the run stops"
+    )
 
 
 class RunConfig(BaseModel):
@@ -80,7 +83,9 @@ class RunConfig(BaseModel):
     steps: int = Field(100, ge=0, description="batches to train on; those of --value_pretrain come before them")
     seed: int = Field(0, description="seed of prompts, sampling and initial weights")
     run_dir: str | None = Field(None, description="run folder; default: runs/NAME-TIME")
-    resume: bool = Field(False, description="go on from the newest good checkpoint in run_dir")
+    resume: bool | Literal["auto"] = Field(
+        False, description="go on from the newest good checkpoint in run_dir; auto: if run_dir holds a run"
+    )
     variant: str | None = Field(None, description="preset of objective flags: grpo, grpo-paper, dr_grpo, dapo, gspo, …")
     data: DataConfig = Field(default_factory=DataConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
@@ -140,7 +145,7 @@ def cross_checks(cfg: RunConfig) -> Iterator[str]:
 
 def _check_run(cfg: RunConfig) -> Iterator[str]:
     if cfg.resume and cfg.run_dir is None:
-        yield "resume = true says nothing of which run to go on with: add --run_dir PATH"
+        yield f"resume = {toml_like(cfg.resume)} says nothing of which run to go on with: add --run_dir PATH"
     if cfg.optim.lr_min > cfg.optim.lr:
         yield f"optim.lr_min = {cfg.optim.lr_min} lies above optim.lr = {cfg.optim.lr}, where the schedule starts: lower it"
 

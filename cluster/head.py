@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 OBJECT_STORE = 512 * 2**20  # bytes; a private cluster holds a few batches of tokens
+ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 MARK = "winnow-head "
 END_SECONDS = 8.0
 
@@ -25,6 +26,7 @@ class Head:
     def __init__(self) -> None:
         """Start it; raises RuntimeError with its last words when it does not come up."""
         show_token()
+        stay_on_loopback()
         command = [sys.executable, "-m", "cluster.head"]
         self.process = subprocess.Popen(
             command,
@@ -60,6 +62,19 @@ def show_token() -> None:
 
         os.environ["RAY_AUTH_MODE"] = "token"
         Config.initialize("")  # Ray has read its environment when it was imported, and reads it again here
+
+
+def stay_on_loopback() -> None:
+    """This process and those that it starts take this machine for one that cannot be part of a larger cluster.
+
+    Ray then uses 127.0.0.1 as the node's address, and all that it starts listens there alone. Left to itself it takes the address of
+    a network card, and its servers listen on all of them. The variable is meant for laptops of other systems, and holds on any.
+    """
+    os.environ[ONE_MACHINE] = "0"
+    if "ray" in sys.modules:  # Ray has read its environment when it was imported
+        from ray._private import ray_constants
+
+        ray_constants.ENABLE_RAY_CLUSTER = False
 
 
 def main() -> int:

@@ -30,7 +30,13 @@ def _train(argv: list[str]) -> int:
     if cfg is None:
         return 0
     from cluster.check import raise_first
+    from cluster.resources import cluster_address
 
+    if cluster_address(cfg):  # before anything that takes its time: whether the cluster answers, and can ever hold the run
+        from cluster import placement
+
+        placement.join(cfg)
+        placement.refuse_impossible(cfg)
     raise_first(cfg)  # before the imports of a run, which take seconds
     from cluster.run import train
 
@@ -95,8 +101,30 @@ def _report(argv: list[str]) -> int:
     return report(argv)
 
 
+def _submit(argv: list[str]) -> int:
+    if "-h" in argv or "--help" in argv or "--print-config" in argv:
+        _config("submit", argv)
+        return 0
+    from cluster.submit import submit
+
+    return submit(argv)
+
+
+def _jobs(argv: list[str]) -> int:
+    if "-h" in argv or "--help" in argv:
+        print(
+            f"usage: winnow jobs {COMMANDS['jobs'].form}\n\n{COMMANDS['jobs'].help}. JOB is a job's id, its run's name or its run folder."
+        )
+        return 0
+    from cluster.submit import manage
+
+    return manage(argv)
+
+
 COMMANDS = {
     "train": Command("RECIPE [flags]", "train a model by reinforcement learning", _train),
+    "submit": Command("RECIPE [flags] [--address URL] [--detach]", "train as a job of a Ray cluster; the same line again goes on", _submit),
+    "jobs": Command("[follow JOB | stop JOB] [--address URL]", "the jobs of a Ray cluster: list, follow the log, stop in order", _jobs),
     "eval": Command("RECIPE|RUN [flags]", "accuracy on held-out prompts, without training", _eval),
     "check": Command("RECIPE [flags]", "all that can be known before actors start: config, data, gold answers, resources", _check),
     "export": Command("RUN [--step N] [--dtype D] [--out PATH]", "a checkpoint of a run as a Hugging Face folder", _export),

@@ -195,10 +195,10 @@ def parse_flags(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         key = flag_names().get(name) or flag_names().get(name.replace("-", "_"))
         if key is None:
             raise UserError(f"unknown flag --{name}{f' = {text!r}' if equals else ''}: {suggest_flag(name)}")
-        is_bool = fields()[key].annotation is bool
+        words = _bare_words(fields()[key].annotation)
         if not equals:
             follows = todo[0] if todo else None
-            if is_bool and (follows is None or follows.lower() not in _TRUE | _FALSE):
+            if words and (follows is None or follows.lower() not in words):
                 text = "true"
                 if follows is not None:
                     after[follows] = name
@@ -212,6 +212,14 @@ def parse_flags(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             name = after[argument]
             raise UserError(f"{name} = {argument!r} is not true or false: write --{name} true or --{name} false")
     return flags, rest
+
+
+def _bare_words(annotation: Any) -> set[str]:
+    """For a flag that may stand bare for true, the words that are its value when they follow it; else nothing."""
+    kinds = get_args(annotation) or (annotation,)
+    if bool not in kinds:
+        return set()
+    return _TRUE | _FALSE | {str(word) for kind in kinds for word in get_args(kind)}
 
 
 def _decode(key: str, name: str, text: str) -> Any:

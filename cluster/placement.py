@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +16,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.config import RunConfig
 from cluster.head import Head
+from cluster.packing import why_not
+from cluster.resources import cluster_address
 from rollout.errors import UserError
+
+KNOCK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -60,36 +67,92 @@ _head: Head | None = None  # the private cluster that this process has started
 
 
 def join(config: RunConfig) -> None:
-    """Connect to Ray: to the cluster that the config or RAY_ADDRESS names (a submitted job finds it set), else to a private one."""
+    """Connect to Ray: to the cluster that the config or RAY_ADDRESS names (a submitted job finds it set), else to a private one.
+
+    Does nothing where this process has joined already. Raises UserError when the address does not answer as a cluster.
+    """
     global _head
-    address = config.cluster.ray_address or os.environ.get("RAY_ADDRESS")
+    if ray.is_initialized():
+        return
+    address = cluster_address(config)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    if not address:
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if address is None:
         _head = Head()
-        address = _head.address
-    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+        ray.init(address=_head.address, **quiet)
+        return
+    _knock(address)
+    try:
+        ray.init(address=address, **quiet)
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+        raise UserError(f"{_no_cluster(address)} ({str(error).strip().splitlines()[0]}): {_REMEDY}") from None
 
 
-def reserve(config: RunConfig, *, learner: bool = True) -> Places:
-    """Reserve a place for every actor. Raises UserError when the cluster lacks them, with the numbers."""
+_REMEDY = "give the head's HOST:PORT as --ray_address, and RAY_AUTH_MODE=token with its token where it asks for one (docs/operating.md)"
+
+
+def _no_cluster(address: str) -> str:
+    return f"cluster.ray_address = {address!r} leads to no Ray cluster that this process can join"
+
+
+def _knock(address: str) -> None:
+    """Raises UserError when nothing listens at HOST:PORT: Ray would try again for a long time."""
+    host, _, port = address.split("://")[-1].partition("/")[0].rpartition(":")
+    if not port.isdigit():  # `auto`, or what Ray may know
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(f"{_no_cluster(address)} ({getattr(error, 'strerror', None) or error or 'no answer'}): {_REMEDY}") from None
+
+
+def refuse_impossible(config: RunConfig, *, learner: bool = True) -> str | None:
+    """Raises UserError with the numbers when the nodes of the cluster can never hold the run.
+
+    Where the cluster adds nodes by itself (`autoscaling`), that may still come: what is missing is returned then.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    why = why_not(bundles(config), counts(config, learner=learner), nodes)
+    if why is not None and not config.cluster.autoscaling:
+        raise UserError(f"{why}: ask for less, add nodes, or set --autoscaling true where the cluster adds them by itself")
+    return why
+
+
+def reserve(
+    config: RunConfig, *, learner: bool = True, note: Callable[[str], None] = print, given_up: Callable[[], bool] = lambda: False
+) -> Places:
+    """Reserve a place for every actor, and wait for it where it may still come, saying for what by `note`.
+
+    Raises UserError when the cluster can never hold them, when `placement_timeout` has passed, and when `given_up` says so.
+    """
+    missing = refuse_impossible(config, learner=learner)
     each, number = bundles(config), counts(config, learner=learner)
-    have = ray.cluster_resources()
-    for resource, key in (("GPU", "engine_gpus, learner_gpus"), ("CPU", "engine_cpus, learner_cpus, verifier_cpus")):
-        need = sum(number[kind] * each[kind].get(resource, 0) for kind in number)
-        if need > have.get(resource, 0) + 1e-6:
-            there = have.get(resource, 0)
-            raise UserError(
-                f"the run needs {need:g} {resource}s ({key}) and the cluster has {there:g}: lower engines or learner_ranks, or add nodes"
-            )
     group = placement_group([each[kind] for kind in ("engine", "rank", "verifier") for _ in range(number[kind])], strategy="PACK")
-    if not group.wait(config.cluster.placement_timeout):
-        free = ray.available_resources()
+    try:
+        _wait(config, group, missing, note, given_up)
+    except BaseException:
         remove_placement_group(group)
-        raise UserError(
-            f"no place for the actors within placement_timeout = {config.cluster.placement_timeout:g} s: "
-            f"{free.get('GPU', 0):g} GPUs and {free.get('CPU', 0):g} CPUs are free; wait for other jobs, or ask for less"
-        )
+        raise
     return Places(group, number["engine"], number["rank"], number["verifier"])
+
+
+def _wait(config: RunConfig, group: PlacementGroup, missing: str | None, note: Callable[[str], None], given_up: Callable[[], bool]) -> None:
+    limit = config.cluster.placement_timeout
+    deadline, said = time.monotonic() + limit, ""
+    while not group.wait(1.0):
+        free, there = ray.available_resources(), ray.cluster_resources()
+        amounts = " and ".join(f"{free.get(name, 0):g} of {there.get(name, 0):g} {name}s" for name in ("GPU", "CPU"))
+        why = f"{missing}, so nodes have to be added" if missing else "other jobs hold what it needs"
+        state = f"{why}; {amounts} are free"
+        if given_up():
+            raise UserError(f"stopped while it waited for a place ({state})")
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"no place for the actors within placement_timeout = {limit:g} s: {state}; wait for other jobs, ask for less, or raise it"
+            )
+        if state != said:
+            note(f"waits for a place, at most placement_timeout = {limit:g} s: {state}")
+            said = state
 
 
 def give_back(places: Places | None) -> None:

@@ -50,6 +50,12 @@ def cpus_here() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def cluster_address(cfg: RunConfig) -> str | None:
+    """The address of the cluster that is joined; None for a private one on this machine."""
+    address = cfg.cluster.ray_address or os.environ.get("RAY_ADDRESS")
+    return None if address in (None, "", "local") else address
+
+
 def look(cfg: RunConfig, *, learner: bool = True) -> Iterator[Finding]:
     """Findings on GPUs and CPUs; a cluster that is joined by address is asked when the run starts."""
     roll, model, verify = cfg.rollout, cfg.model, cfg.verify
@@ -58,8 +64,8 @@ def look(cfg: RunConfig, *, learner: bool = True) -> Iterator[Finding]:
     cpus = roll.engines * roll.engine_cpus + ranks * model.learner_cpus + verify.verifier_actors * verify.verifier_cpus
     ranked = f", model.learner_ranks = {ranks} with learner_gpus = {_n(model.learner_gpus)}" if learner else ""
     needs = f"the run needs {_gpus(gpus)} (rollout.engines = {roll.engines} with engine_gpus = {_n(roll.engine_gpus)}{ranked})"
-    address = cfg.cluster.ray_address or os.environ.get("RAY_ADDRESS")
-    if address and address != "local":
+    address = cluster_address(cfg)
+    if address:
         text = f"{needs} and {_n(cpus)} CPUs of the cluster at {address}, which is asked when the run starts"
         yield Finding("unseen", "resources", text)
         return

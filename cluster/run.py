@@ -23,7 +23,7 @@ from cluster.health import Health, LifeLost, RunFailed, on_ranks
 from cluster.loop import Loop
 from cluster.prepare import Prepared, prepare, transfer_backend, warmup_examples
 from cluster.record import Recorder
-from cluster.runfolder import RunFolder, write_json
+from cluster.runfolder import RunFolder, has_run, write_json
 from cluster.services import Maker, Services, as_coroutine, verifier_names
 from cluster.weights import WeightError, WeightSync
 from learner.buffer import SamplingBuffer
@@ -55,7 +55,9 @@ def train(cfg: RunConfig) -> int:
 
 def run(cfg: RunConfig, *, seconds_setup: float = 0.0) -> RunResult:
     """Train a config that `check.raise_first` has accepted, and give the summary. The folder is locked while it runs."""
-    folder = RunFolder.open(cfg.run_dir, cfg.name, cfg.resume)
+    if cfg.resume == "auto":
+        cfg = cfg.model_copy(update={"resume": has_run(cfg.run_dir)})
+    folder = RunFolder.open(cfg.run_dir, cfg.name, bool(cfg.resume))
     try:
         cfg.run_dir = str(folder.path)
         folder.write_config(load.to_toml(cfg.model_copy(update={"resume": False})))  # a wish of this life, not of the run
@@ -116,7 +118,7 @@ class Session:
 
     async def live(self) -> None:
         """Train; after the loss of a learner rank, again from the last checkpoint, with the books of that moment."""
-        resume = self.cfg.resume
+        resume = bool(self.cfg.resume)
         while True:
             self.work = asyncio.ensure_future(self.train(resume))
             try:
@@ -213,7 +215,7 @@ class Session:
             self.joining = asyncio.ensure_future(asyncio.to_thread(placement.join, cfg))
         await asyncio.shield(self.joining)  # Ray can be left only once it is joined
         self.catch_signals()
-        self.places = await asyncio.to_thread(placement.reserve, cfg)
+        self.places = await asyncio.to_thread(placement.reserve, cfg, note=self.display.note, given_up=lambda: bool(self.stop_signal))
         services = self.services = Maker(cfg, prepared.settings, prepared.facts, self.places, verifier_names(cfg)).all()
         self.engines_ready = asyncio.ensure_future(self.start_engines(services))
         await services.each(services.verifiers, "ready")

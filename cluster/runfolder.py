@@ -1,16 +1,16 @@
 """The folder of a run: made, locked while the run lives, and what is written into it once.
 
-    run.lock         flock held by the live run; its pid and host as text, for people
-    config.toml      the resolved config
-    versions.json    versions of all that matters, and the machine
-    summary.json     the figures of the run, written at its end
-    metrics.jsonl    one object a step            (cluster/sinks.py)
-    samples.jsonl    some groups of every step    (cluster/samples.py)
-    evaluations.jsonl  one object an evaluation   (cluster/record.py)
-    lengths.jsonl    lengths of a batch's answers (cluster/samples.py)
-    advice.jsonl     what was advised, and when   (cluster/advice.py)
-    tensorboard/     the metrics as event files   (cluster/sinks.py)
-    wandb_id, wandb/ the run's id and files in wandb
+run.lock         flock held by the live run; its pid and host as text, for people
+config.toml      the resolved config
+versions.json    versions of all that matters, and the machine
+summary.json     the figures of the run, written at its end
+metrics.jsonl    one object a step            (cluster/sinks.py)
+samples.jsonl    some groups of every step    (cluster/samples.py)
+evaluations.jsonl  one object an evaluation   (cluster/record.py)
+lengths.jsonl    lengths of a batch's answers (cluster/samples.py)
+advice.jsonl     what was advised, and when   (cluster/advice.py)
+tensorboard/     the metrics as event files   (cluster/sinks.py)
+wandb_id, wandb/ the run's id and files in wandb
 """
 
 from __future__ import annotations
@@ -117,13 +117,38 @@ def default_path(name: str) -> Path:
     return path
 
 
+def has_run(run_dir: str | Path | None) -> bool:
+    """Whether the folder holds (the beginnings of) a run that can be gone on with."""
+    path = Path(run_dir) if run_dir is not None else None
+    return path is not None and path.is_dir() and any(p.name not in _INERT for p in path.iterdir())
+
+
+def holder(path: Path) -> str | None:
+    """Who holds the folder at this moment, as the lock says it; None when nobody does, or there is no such folder here."""
+    try:
+        lock = os.open(path / LOCK, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return None
+    except OSError:
+        return _named(lock)
+    finally:
+        os.close(lock)
+
+
+def _named(lock: int) -> str:
+    return os.pread(lock, 200, 0).decode(errors="replace").strip() or "of unknown pid"
+
+
 def _hold(path: Path, lock: int) -> None:
     """Take the lock, which the kernel gives back however the run ends. Raises UserError when it is held."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "of unknown pid"
-        raise UserError(f"run_dir = {str(path)!r} is held by another live run ({holder}): stop that run, or give another path") from None
+        who = _named(lock)
+        raise UserError(f"run_dir = {str(path)!r} is held by another live run ({who}): stop that run, or give another path") from None
 
 
 # -- versions -------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
 def suggest_flag(name: str) -> str:
     """The remedy for an unknown flag: the flag that is most like it."""
     off = flag_names().get(name[3:].replace("-", "_")) if name.startswith(("no-", "no_")) else None
-    if off is not None and fields()[off].annotation is bool:
+    if off is not None and bool in (fields()[off].annotation, *get_args(fields()[off].annotation)):
         return f"write --{name[3:]} false"
     return _suggest(name, list(flag_names()), "--")
 
