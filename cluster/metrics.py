@@ -104,9 +104,9 @@ TABLE: tuple[Metric, ...] = (
     M("train.clamped", "ratio/clamped", "tokens", "sum", "tokens whose log-ratio lay beyond ±20 and was clamped"),
     # the critic; advantages, values and returns are those before the batch's first step, over its unmasked tokens
     M("train.critic.frozen", "critic/frozen", "1", "last", "1 while the value model is pre-trained and the policy stays as it is"),
-    M("train.critic.loss", "critic/loss", "reward²", "mean", "the value's loss, ½ (V − R)², over the optimiser steps"),
+    M("train.critic.loss", "critic/loss", "reward²", "mean", "the value's loss, ½ (V − R)², over its optimiser steps"),
     M("train.critic.explained_variance", "critic/explained_variance", "1", "last", "1 − Var(R − V) / Var(R)"),
-    M("train.critic.grad_norm", "critic/grad_norm", "norm", "mean", "the value's gradient norm before clipping, over the optimiser steps"),
+    M("train.critic.grad_norm", "critic/grad_norm", "norm", "mean", "the value's gradient norm before clipping, over its optimiser steps"),
     M("train.critic.lr", "critic/lr", "1", "last", "learning rate of the value model"),
     M("train.critic.clipfrac", "critic/clipfrac", "1", "share", "unmasked tokens whose `value_clip` binds"),
     M("train.critic.value_mean", "critic/value_mean", "reward", "mean", "value V"),
@@ -265,7 +265,7 @@ _ELSEWHERE = ("loss", "tokens", "answers", "mismatch_abs", "mismatch_masked")  #
 def train_record(stats: StepStats) -> dict[str, float]:
     """Fields of what the learner did with a batch: the optimiser steps reduced as the table says."""
     taken = [s for s in stats.steps if not s.skipped]
-    judged = [s.critic for s in stats.steps if s.critic and s.skipped != "nonfinite"]
+    judged = [s.critic for s in (*stats.steps, *stats.value_steps) if s.critic and s.skipped != "nonfinite"]
     found = {f"train.{k}": v for k, v in stats.stats.items() if k not in _ELSEWHERE and v is not None}
     found |= {f"train.{k}": float(stats.stats[k] or 0) / max(len(taken), 1) for k in _SUMMED if k in stats.stats}
     found |= flat("train.mismatch", stats.mismatch) if stats.mismatch.tokens else {}

@@ -29,7 +29,7 @@ from learner.parts import MicroBatch, Part
 from learner.settings import LearnerSettings
 
 Reduce = Callable[[Tensor], None]
-VALUE_RATE = 10.0  # of the policy's learning rate: the head starts at 0 and has value_pretrain steps to say something
+VALUE_RATE = 3.0  # of the policy's learning rate: with value_epochs passes a batch, the faster of the two
 SUMS = ("loss", "clipped", "nll", "nll_push", "policy_push")
 
 

@@ -89,7 +89,7 @@ class OptimiserStep:
     """One optimiser step; every number is that of the whole step, over all ranks.
 
     `skipped`: the policy's step was not taken, because a loss or gradient was not finite, nothing was unmasked, or the policy is
-    frozen while the value model is pre-trained. `stats` are the objective's statistics by name, the fields of
+    frozen while the value model steps alone. `stats` are the objective's statistics by name, the fields of
     `learner.diagnostics.ObjectiveStats`; None: not measured. `critic` is what `learner.critic` measured of the step.
     """
 
@@ -126,7 +126,8 @@ class StepStats:
     `advantages` has each group's advantages_G by uid (with a critic their mean over the tokens of an answer). `nonfinite` counts
     skipped steps of this batch, `nonfinite_in_a_row` those since the last step that was taken; `failed` are the uids of the
     groups of skipped non-finite steps, none of whose epochs was trained. `masked_tokens` counts tokens by why they are out of the loss.
-    `critic` has what values, returns and advantages were before the batch's first step, by name.
+    `critic` has what values, returns and advantages were before the batch's first step, by name; `value_steps` are those that the
+    value model took alone after the policy's.
     """
 
     index: int
@@ -143,3 +144,4 @@ class StepStats:
     seconds: Mapping[str, float]
     stats: Mapping[str, float | None] = field(default_factory=dict)
     critic: Mapping[str, float | None] = field(default_factory=dict)
+    value_steps: tuple[OptimiserStep, ...] = ()

@@ -140,17 +140,21 @@ class Learner:
                         trained.update(part.groups.tolist())
                         total = total + sums
                         cut += int(sums.mismatch_masked) if epoch == 0 else 0
+            # The value model has to keep up with a policy that moves: more passes over the batch, which move it alone.
+            more = self.settings.critic.value_epochs - self.settings.optim.epochs if self.has_critic else 0
+            alone = [self._optimiser_step(part, advantage_A, clock, None, True)[0] for _ in range(more) for part in parts]
         self.all_reduce(mismatch.sums)
         self.all_max(mismatch.top)
         self.counters = replace(self.counters, batches=batch.index + 1)
         return StepStats(
             index=batch.index,
             steps=tuple(steps),
+            value_steps=tuple(alone),
             mismatch=mismatch.finish(),
             advantages=by_group(table, advantage_A),
             tokens=int(sum(part.tokens for part in parts)),
             groups=len(table.uids),
-            nonfinite=sum(s.skipped == "nonfinite" for s in steps),
+            nonfinite=sum(s.skipped == "nonfinite" for s in (*steps, *alone)),
             nonfinite_in_a_row=self.counters.nonfinite_in_a_row,
             empty=sum(s.skipped == "empty" for s in steps),
             failed=tuple(table.uids[g] for g in sorted(failed - trained)),

@@ -28,7 +28,8 @@ FLAGS = dict(objective=dict(baseline="critic", adv_norm="batch", kl_coef=0))
 
 
 def make(making: ModuleType, model: Path, head: float = 0.0, **settings: Any) -> Any:
-    """A learner with a critic; `head` is the spread of the value head's weights, which otherwise start at 0."""
+    """A learner with a critic and one value step per step of the policy; `head` is the spread of the value head's weights, at first 0."""
+    settings["critic"] = {"value_epochs": 1, **settings.get("critic", {})}
     learner = making.make_learner(model, **{**FLAGS, **settings})
     if head:
         weight = local(learner.critic.model.head.weight)
@@ -118,8 +119,21 @@ def test_pre_training_moves_the_value_model_alone(tiny: Path, making: ModuleType
     counters = learner.counters
     assert (counters.batches, counters.optimiser_steps, counters.value_steps) == (2, 0, 4)
     stats = learner.train_batch(making.make_batch([making.make_group(30 + i) for i in range(4)], 2))
-    assert [s.lr for s in stats.steps] == pytest.approx([5e-4, 1e-3]) and stats.steps[0].critic["lr"] == pytest.approx(1e-2)
+    assert [s.lr for s in stats.steps] == pytest.approx([5e-4, 1e-3]) and stats.steps[0].critic["lr"] == pytest.approx(3e-3)
     assert not same(frozen, policy_weights(learner)) and stats.critic["frozen"] == 0.0
+
+
+def test_further_value_epochs_move_the_value_model_alone(tiny: Path, making: ModuleType) -> None:
+    """The policy's step is the one that it takes without them, and the value model goes on towards the same targets."""
+    once, thrice = (make(making, tiny, head=0.3, critic=dict(value_epochs=n, value_lr=1e-4), optim=dict(minibatches=2)) for n in (1, 3))
+    batch = making.make_batch([making.make_group(i) for i in range(4)])
+    one, three = once.train_batch(batch), thrice.train_batch(batch)
+    assert same(policy_weights(once), policy_weights(thrice)) and not same(value_weights(once), value_weights(thrice))
+    assert one.steps == three.steps and one.stats == three.stats and one.value_steps == ()
+    assert [s.skipped for s in three.value_steps] == ["frozen"] * 4 and thrice.counters.value_steps == 3 * once.counters.value_steps == 6
+    assert thrice.counters.optimiser_steps == once.counters.optimiser_steps == 2
+    losses = [s.critic["loss"] for s in (*three.steps, *three.value_steps)]
+    assert losses[4] < losses[2] < losses[0] and losses[5] < losses[3] < losses[1]
 
 
 def test_pre_training_takes_monte_carlo_returns_whatever_the_lambda(tiny: Path, making: ModuleType) -> None:
@@ -254,7 +268,7 @@ def test_a_value_that_is_not_finite_skips_both_steps(tiny: Path, making: ModuleT
 
 
 def test_a_resumed_run_is_the_same_run_to_the_bit(tiny: Path, making: ModuleType, tmp_path: Path) -> None:
-    flags = dict(critic=dict(value_pretrain=1, positive_nll=0.1), optim=dict(minibatches=2))
+    flags = dict(critic=dict(value_pretrain=1, positive_nll=0.1, value_epochs=2), optim=dict(minibatches=2))
     batches = [making.make_batch([making.make_group(10 * i + j) for j in range(2)], i) for i in range(3)]
     straight, first = make(making, tiny, **flags), make(making, tiny, **flags)
     for batch in batches:
@@ -267,7 +281,7 @@ def test_a_resumed_run_is_the_same_run_to_the_bit(tiny: Path, making: ModuleType
     second.save(tmp_path / "moved")
     third = make(making, tiny, **flags)
     counters = third.load(tmp_path / "moved")
-    assert (counters.batches, counters.optimiser_steps, counters.value_steps) == (2, 2, 4)
+    assert (counters.batches, counters.optimiser_steps, counters.value_steps) == (2, 2, 8)
     again = third.train_batch(batches[2])
     assert [s.critic for s in again.steps] == [s.critic for s in last.steps] and again.critic == last.critic
     assert same(policy_weights(straight), policy_weights(third)) and same(value_weights(straight), value_weights(third))
