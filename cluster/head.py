@@ -82,7 +82,8 @@ def main() -> int:
     import ray
 
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    context = ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
+    # "local": a cluster of its own, even where another runs on this machine, or where the trace of one that has died is left.
+    context = ray.init("local", include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
     print(MARK + str(context.address_info["gcs_address"]), flush=True)
     sys.stdin.read()
     ray.shutdown()
