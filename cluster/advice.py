@@ -345,9 +345,9 @@ def _per_answer(series: Series, facts: Facts, field: str) -> float | None:
 
 
 def _share_of_step(series: Series, field: str) -> float | None:
-    """Recent seconds of `field` per second of a step, evaluation and checkpoints left out."""
+    """Recent seconds of `field` per second of a step, evaluation left out (and checkpoints, which lie between two steps)."""
     part, whole = series.recent(field, 2 * RECENT), series.recent("seconds_step", 2 * RECENT)
     if part is None or whole is None:
         return None
-    rest = sum(series.recent(other, 2 * RECENT) or 0.0 for other in ("seconds_eval", "seconds_checkpoint"))
+    rest = series.recent("seconds_eval", 2 * RECENT) or 0.0
     return part / (whole - rest) if whole > rest else None

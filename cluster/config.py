@@ -42,6 +42,7 @@ class WarmupConfig(BaseModel):
     warmup_lr: float = Field(1e-3, gt=0, description="peak learning rate of the supervised phase (cosine to a tenth)")
     warmup_guess_share: float = Field(0.7, ge=0, le=1, description="share of examples that guess instead of working the sum out")
     warmup_guess_right: float = Field(1 / 3, ge=0, le=1, description="share of the guesses that are right")
+    warmup_dir: str | None = Field(None, description="folder in which runs with the same warm-up share its result; default: the run's own")
     warmup_seed: int | None = Field(None, description="seed of the warm-up and of the tiny model; default: seed")
 
 

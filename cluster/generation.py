@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -21,6 +23,32 @@ from rollout.actor import Receipt
 from rollout.prompts import PromptStream
 from rollout.records import Prompt, Sampling
 from verifier.records import GroupSummary
+
+
+class EngineLoad:
+    """Groups at each engine, and the time in which an engine had none."""
+
+    def __init__(self, engines: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.groups = [0] * engines
+        self._clock = clock
+        self._since = clock()
+        self._idle = 0.0
+
+    def add(self, index: int, groups: int) -> None:
+        """So many groups more, or less, at engine `index`."""
+        self._book()
+        self.groups[index] += groups
+
+    def take_idle(self) -> float:
+        """Seconds without a group since the last call, mean over the engines."""
+        self._book()
+        idle, self._idle = self._idle, 0.0
+        return idle
+
+    def _book(self) -> None:
+        now = self._clock()
+        self._idle += (now - self._since) * self.groups.count(0) / len(self.groups)
+        self._since = now
 
 
 class Generation:
@@ -40,7 +68,7 @@ class Generation:
         self.sampling = Sampling(config.rollout.group_size, config.rollout.max_tokens, config.rollout.temperature, config.seed)
         self.error: BaseException | None = None
         self.stopping = False
-        self._load = [0] * len(services.engines)  # groups at each engine
+        self.load = EngineLoad(len(services.engines))
         self._next_verifier = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -59,14 +87,14 @@ class Generation:
             again = again[1:]
             self.prompts[prompt.uid] = prompt
             attempt = self.buffer.dispatch(prompt.uid, index, self.sync.versions[index])
-            self._load[index] += 1
+            self.load.add(index, 1)
             task = asyncio.ensure_future(self._follow(prompt, attempt, index))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def _engine_for(self, uid: int | None) -> int | None:
         """The engine with the fewest groups among those that live and whose version the admission rule allows."""
-        for index in sorted(self.health.alive(), key=lambda i: self._load[i]):
+        for index in sorted(self.health.alive(), key=lambda i: self.load.groups[i]):
             if self.buffer.may_dispatch(self.sync.versions[index], uid):
                 return index
         return None
@@ -104,7 +132,7 @@ class Generation:
             self.health.engine_lost(index, actor, f"no answer within {limit:g} s")
             raise
         finally:
-            self._load[index] -= 1
+            self.load.add(index, -1)
 
     async def _verify(self, group: Any) -> tuple[GroupSummary, Any]:
         """The summary, and a reference to the scored group; another verifier is asked when one is lost."""

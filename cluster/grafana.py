@@ -73,6 +73,7 @@ LAYOUT: dict[str, tuple[Panel, ...]] = {
     ),
     "Engines": (
         Panel("generated tokens a second", ("tokens_per_second",)),
+        Panel("without a group to generate", ("seconds_engines_idle",)),
         Panel("generation of a group", ("buffer.seconds_generate",)),
         Panel("a transfer of weights", ("transfer.seconds", "transfer.seconds_publish", "transfer.seconds_paused")),
         Panel("answers cut off", ("buffer.truncated",)),
@@ -89,6 +90,13 @@ LAYOUT: dict[str, tuple[Panel, ...]] = {
 UNITS = {"s": "s", "B": "bytes", "1": "none", "GiB": "gbytes"}
 """Grafana's names of units; others are written out by the panel's title."""
 HEIGHT = 7
+
+
+def shown(max_staleness: int) -> list[str]:
+    """Every field of the dashboard, staleness by each number of versions that may occur."""
+    fields = dict.fromkeys(field for panels in LAYOUT.values() for panel in panels for field in panel.fields)
+    behind = range(max_staleness + 1)
+    return [one for field in fields for one in ([field[:-1] + str(k) for k in behind] if field.endswith("*") else [field])]
 
 
 def query(field: str) -> str:

@@ -6,11 +6,12 @@ the eye: where they fail, a line says so and the run goes on without.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from cluster.metrics import TABLE, Metric
+from cluster.metrics import TABLE, Metric, name, row
 
 PREFIX = "winnow_"
 EXPORTED = "ray_"
@@ -36,39 +37,49 @@ class Live:
         self._stars = [(m.name.removesuffix("*"), m) for m in TABLE if "*" in m.name]
         self._unlogged = {m.name for m in self._rows.values() if m.reduction in ("sum", "total")}
 
+    def begin(self, fields: Iterable[str]) -> None:
+        """Before anything is known: each field has a sample, so that a plot of it is there, 0 for sums and totals, NaN for the others."""
+        self._put({name(field): 0.0 if row(field).reduction in ("sum", "total") else math.nan for field in fields})
+
     def set(self, metrics: Mapping[str, float]) -> None:
         """One step's numbers by logged name."""
+        self._put({**dict.fromkeys(self._unlogged, 0.0), **metrics})
+
+    def also(self, metrics: Mapping[str, float]) -> None:
+        """Numbers that come between two steps, by logged name; the others keep their values."""
+        self._put(metrics)
+
+    def _put(self, metrics: Mapping[str, float]) -> None:
         if self._off:
             return
-        every = {**dict.fromkeys(self._unlogged, 0.0), **metrics}
-        rows = [(*self._row(name), name, value) for name, value in every.items() if value is not None]
+        rows = [(*self._row(logged), logged, value) for logged, value in metrics.items() if value is not None]
         try:
-            for row, key, name, value in rows:
-                self._gauge(row).set(float(value), tags={RUN: self._run, **({KEY: _ascii(key)} if key is not None else {})})
-                if row.reduction == "total":
-                    self._unlogged.discard(name)
+            for metric, key, logged, value in rows:
+                self._gauge(metric).set(float(value), tags={RUN: self._run, **({KEY: _ascii(key)} if key is not None else {})})
+                if metric.reduction == "total" and value:
+                    self._unlogged.discard(logged)
         except Exception as error:
             self._off = True
             self._note(f"live metrics are off from here on: {type(error).__name__}: {error}".splitlines()[0])
 
-    def _row(self, name: str) -> tuple[Metric, str | None]:
-        if name in self._rows:
-            return self._rows[name], None
+    def _row(self, logged: str) -> tuple[Metric, str | None]:
+        if logged in self._rows:
+            return self._rows[logged], None
         for stem, metric in self._stars:
-            if name.startswith(stem):
-                return metric, name.removeprefix(stem)
-        raise AssertionError(f"the logged name {name!r} has no row in cluster/metrics.py")
+            if logged.startswith(stem):
+                return metric, logged.removeprefix(stem)
+        raise AssertionError(f"the logged name {logged!r} has no row in cluster/metrics.py")
 
     def _gauge(self, metric: Metric) -> Any:
-        name = gauge_name(metric)
-        if name not in self._gauges:
+        made = gauge_name(metric)
+        if made not in self._gauges:
             if self._make is None:
                 from ray.util.metrics import Gauge
 
                 self._make = Gauge
             labels = (RUN, KEY) if "*" in metric.name else (RUN,)
-            self._gauges[name] = self._make(name, description=_ascii(f"{metric.meaning} ({metric.unit})"), tag_keys=labels)
-        return self._gauges[name]
+            self._gauges[made] = self._make(made, description=_ascii(f"{metric.meaning} ({metric.unit})"), tag_keys=labels)
+        return self._gauges[made]
 
 
 def _ascii(text: str) -> str:

@@ -38,13 +38,17 @@ STAGES_EVERY = 1.0  # seconds between two looks at what each stage does
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of one step by what the loop did; `checkpoint` is the one written before the step began."""
+    """Seconds of one step by what the loop did; `checkpoint` is the one written before the step began.
+
+    `engines_idle`: an engine without a group, mean over the engines, from the step's start to its evaluation.
+    """
 
     wait: float
     train: float
     publish: float
     evaluate: float
     checkpoint: float
+    engines_idle: float
     total: float
 
 
@@ -124,11 +128,13 @@ class Loop:
                 await self.evaluate_now()
             while self.step < self.config.batches and not self.stopping:
                 started = time.monotonic()
+                self.generation.load.take_idle()
                 batch = await self._timed("wait", self.fill())
                 if batch is None:
                     break
                 train = await self._timed("train", self.learn(batch))
                 transfer = await self._timed("publish", self.publish())
+                self._spent["engines_idle"] = self.generation.load.take_idle()
                 evaluation = await self._timed("evaluate", self.evaluate())
                 self.report(StepReport(self.step, batch, self.buffer.step_summary(), train, transfer, evaluation, self._times(started)))
                 await self._timed("checkpoint", self.save())  # last, so that it holds all that was said of the step

@@ -60,7 +60,7 @@ def prepare(cfg: RunConfig, run_dir: Path) -> Prepared:
     backend = transfer_backend(cfg)
     # vLLM knows its own transfers by name, and ours by the name under which rollout.receive registers it.
     facts = ModelFacts(folder, tuple(stops), context, "winnow_shm" if backend == "shm" else backend)
-    warm_folder = run_dir / f"warmup-{warmup_key(cfg)}"
+    warm_folder = warmup_folder(cfg, run_dir)
     settings = LearnerSettings(
         model=str(warm_folder) if (warm_folder / "config.json").is_file() else folder,
         config=cfg.model,
@@ -112,10 +112,15 @@ def warm_seed(cfg: RunConfig) -> int:
     return cfg.seed if cfg.warmup.warmup_seed is None else cfg.warmup.warmup_seed
 
 
+def warmup_folder(cfg: RunConfig, run_dir: Path) -> Path:
+    """Where the warm-up's result is, or will be, kept."""
+    return Path(cfg.warmup.warmup_dir or run_dir).absolute() / f"warmup-{warmup_key(cfg)}"
+
+
 def warmup_key(cfg: RunConfig) -> str:
     """Names all that the warm-up's result depends on."""
     parts = {
-        "warmup": cfg.warmup.model_dump(),
+        "warmup": cfg.warmup.model_dump(exclude={"warmup_dir"}),
         "seed": warm_seed(cfg),
         "data": cfg.data.model_dump(),
         "model": {k: getattr(cfg.model, k) for k in ("model", "tiny_hidden", "tiny_layers", "compute_dtype")},

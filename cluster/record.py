@@ -18,6 +18,7 @@ from cluster.advice import Adviser, Facts
 from cluster.config import RunConfig, resolved_objective
 from cluster.display import Display
 from cluster.evaluate import EvalStats
+from cluster.grafana import shown
 from cluster.ledger import append_snapshot
 from cluster.live import Live
 from cluster.loop import StepReport
@@ -54,6 +55,11 @@ class Recorder:
             cut(self.run_dir / EVALUATIONS, resume_step)
         self.adviser = Adviser(Facts.of(self.cfg), read_rows(self.run_dir / METRICS))
         self.live = Live(name, note=note)
+
+    def begin_live(self) -> None:
+        """Once Ray is joined: every plot of the dashboard has something to show from here on."""
+        if self.live is not None:
+            self.live.begin(shown(self.cfg.rollout.max_staleness))
 
     def close(self) -> None:
         """Close the sinks."""
@@ -114,6 +120,8 @@ class Recorder:
         if stats.k:
             text += f", avg@{stats.k} {stats.avg_at_k:.3f}, pass@{stats.k} {stats.pass_at_k:.3f}, maj@{stats.k} {stats.maj_at_k:.3f}"
         self.display.note(text)
+        if self.live is not None:
+            self.live.also(metrics.logged(metrics.eval_record(stats)))
         with open(self.run_dir / EVALUATIONS, "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **asdict(stats)}) + "\n")
         if step == 0 or stats.greedy <= self.best[0]:
@@ -145,6 +153,8 @@ class Recorder:
         self.best = (state["best"][0], state["best"][1])
         kept = {k: v for k, v in state["seconds"].items() if k in ("warmup", "rl")}
         self.seconds = {**self.seconds, **kept}
+        if self.live is not None:
+            self.live.set(self.last)
 
 
 def resident_bytes() -> int:

@@ -215,6 +215,7 @@ class Session:
             self.joining = asyncio.ensure_future(asyncio.to_thread(placement.join, cfg))
         await asyncio.shield(self.joining)  # Ray can be left only once it is joined
         self.catch_signals()
+        self.record.begin_live()
         self.places = await asyncio.to_thread(placement.reserve, cfg, note=self.display.note, given_up=lambda: bool(self.stop_signal))
         services = self.services = Maker(cfg, prepared.settings, prepared.facts, self.places, verifier_names(cfg)).all()
         self.engines_ready = asyncio.ensure_future(self.start_engines(services))

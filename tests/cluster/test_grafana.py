@@ -43,6 +43,13 @@ def test_every_query_is_over_a_gauge_of_the_table() -> None:
     assert len(queries) == len(set(queries)) + 2, "waiting for a batch and failed groups are in two plots each, nothing else is"
 
 
+def test_what_is_shown_has_staleness_by_every_number_of_versions() -> None:
+    fields = grafana.shown(2)
+    assert [f for f in fields if f.startswith("buffer.staleness.")] == [f"buffer.staleness.{k}" for k in range(3)]
+    queried = {target["expr"] for panel in panels() for target in panel.get("targets", [])}
+    assert {grafana.query(field) for field in fields} == queried
+
+
 def test_no_two_panels_overlap_and_none_reaches_beyond_the_grid() -> None:
     cells: set[tuple[int, int]] = set()
     for panel in panels():

@@ -5,6 +5,7 @@ Does not cover Ray's export of them, for which a cluster is needed.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -64,6 +65,19 @@ def test_what_did_not_happen_is_0_and_what_was_not_measured_stays(live: Live) ->
     assert values()["winnow_ledger_tokens_failed"] == {("r1",): 0}
     assert values()["winnow_eval_greedy"] == {("r1",): 0.5}
     assert "winnow_train_loss" not in values()
+
+
+def test_before_the_first_step_what_is_shown_has_a_sample(live: Live) -> None:
+    live.begin(["train.nonfinite", "ledger.tokens_failed", "buffer.staleness.0", "train.entropy", "eval.greedy"])
+    assert values()["winnow_train_nonfinite"] == values()["winnow_ledger_tokens_failed"] == {("r1",): 0}
+    assert values()["winnow_staleness_groups_each"] == {("r1", "0"): 0}
+    assert math.isnan(values()["winnow_train_entropy"]["r1",]) and math.isnan(values()["winnow_eval_greedy"]["r1",])
+
+
+def test_what_comes_between_two_steps_changes_nothing_else(live: Live) -> None:
+    live.set(logged({"train.nonfinite": 2, "ledger.tokens_surplus": 7}))
+    live.also(logged({"eval.greedy": 0.5}))
+    assert values()["winnow_train_nonfinite"] == {("r1",): 2} and values()["winnow_eval_greedy"] == {("r1",): 0.5}
 
 
 def test_labels_are_ascii_which_is_all_that_ray_takes() -> None:

@@ -35,7 +35,7 @@ def report(step: int, truncated: float) -> StepReport:
         train=step_stats((optimiser_step(),), advantages={uid: np.array([1.0, -1.0]) for uid in uids}),
         transfer=None,
         evaluation=None,
-        times=StepTimes(1.0, 0.5, 0.1, 0.0, 0.0, 2.0),
+        times=StepTimes(1.0, 0.5, 0.1, 0.0, 0.0, 0.25, 2.0),
     )
 
 
