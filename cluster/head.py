@@ -58,10 +58,15 @@ class Head:
 def show_token() -> None:
     """Show a cluster that asks for it the token that `ray.init` left, unless the user has said otherwise."""
     if "RAY_AUTH_MODE" not in os.environ:
-        from ray._raylet import Config  # type: ignore[attr-defined]  # compiled
-
         os.environ["RAY_AUTH_MODE"] = "token"
-        Config.initialize("")  # Ray has read its environment when it was imported, and reads it again here
+        read_environment_again()
+
+
+def read_environment_again() -> None:
+    """Ray reads its environment when it is imported, and once more here."""
+    from ray._raylet import Config  # type: ignore[attr-defined]  # compiled
+
+    Config.initialize("")
 
 
 def stay_on_loopback() -> None:

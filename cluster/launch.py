@@ -121,6 +121,12 @@ def _jobs(argv: list[str]) -> int:
     return manage(argv)
 
 
+def _sweep(argv: list[str]) -> int:
+    from cluster.sweep import main as sweep
+
+    return sweep(argv)
+
+
 COMMANDS = {
     "train": Command("RECIPE [flags]", "train a model by reinforcement learning", _train),
     "submit": Command("RECIPE [flags] [--address URL] [--detach]", "train as a job of a Ray cluster; the same line again goes on", _submit),
@@ -132,6 +138,7 @@ COMMANDS = {
     "verify": Command("FILE|- [--verifier NAME] [--output FILE]", "score answers with a verifier", _verify),
     "ledger": Command("RUN", "where every prompt and every token of a run went", _ledger),
     "report": Command("RUN [RUN …] [--out FILE] [--png DIR] [--csv DIR]", "runs side by side on one HTML page", _report),
+    "sweep": Command("SPEC [--sweep_dir DIR] [--address URL]", "a grid of runs as Ray jobs, compared; goes on where it was", _sweep),
 }
 
 

@@ -69,15 +69,21 @@ def write_csv(runs: Sequence[Run], folder: Path) -> list[Path]:
 
 def page(runs: Sequence[Run]) -> str:
     """The whole page; plotly.js and all data are in it."""
-    from plotly.offline import get_plotlyjs
-
     from cluster.report_figures import figures
 
-    made = figures(runs)
-    sections = [_overview(runs)]
-    sections += [
-        f'<section><h2>{escape(heading)}</h2><p class="caption">{escape(caption)}</p><div id="plot{i}"></div></section>'
-        for i, (heading, caption, _) in enumerate(made)
+    return render("winnow: " + ", ".join(run.label for run in runs), [_overview(runs)], figures(runs), runs)
+
+
+def render(title: str, lead: Sequence[str], made: Sequence[tuple[str, str, Any]], runs: Sequence[Run]) -> str:
+    """A page: sections of HTML, plots as (heading, caption, plotly figure), any metric of the runs, and their samples."""
+    from plotly.offline import get_plotlyjs
+
+    sections = [
+        *lead,
+        *(
+            f'<section><h2>{escape(heading)}</h2><p class="caption">{escape(caption)}</p><div id="plot{i}"></div></section>'
+            for i, (heading, caption, _) in enumerate(made)
+        ),
     ]
     data = {
         "figures": [json.loads(figure.to_json()) for _, _, figure in made],
@@ -85,7 +91,7 @@ def page(runs: Sequence[Run]) -> str:
         "meanings": _meanings(runs),
     }
     parts = {
-        "TITLE": escape("winnow: " + ", ".join(run.label for run in runs)),
+        "TITLE": escape(title),
         "BODY": "\n".join(sections),
         "PLOTLY": get_plotlyjs(),
         "DATA": json.dumps(plain(data), ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
@@ -133,7 +139,7 @@ def _overview(runs: Sequence[Run]) -> str:
         dot = f'<span class="dot" style="background:{colour(place)}"></span>'
         cells = [dot + escape(run.label), escape(str(run.setting("variant") or "grpo")), *map(escape, _figures_of(run))]
         lines.append("".join(f"<td>{cell}</td>" for cell in cells))
-    parts = ["<h2>Runs</h2>", _table(lines)]
+    parts = ["<h2>Runs</h2>", html_table(lines)]
     for run in runs:
         if run.advice:
             said = [f"<li>step {a['step']}: {escape(a['evidence'])}; try {escape(a['remedy'])}</li>" for a in run.advice[-20:]]
@@ -141,7 +147,7 @@ def _overview(runs: Sequence[Run]) -> str:
     if len(runs) > 1 and (rows := differing(runs)):
         head_row = "".join(f"<th>{escape(cell)}</th>" for cell in ["setting", *(run.label for run in runs)])
         body = ["".join(f"<td>{escape(_cut(cell))}</td>" for cell in [key, *values]) for key, values in rows]
-        parts += ["<h2>Settings that differ</h2>", _table([head_row, *body])]
+        parts += ["<h2>Settings that differ</h2>", html_table([head_row, *body])]
     return f"<section>{''.join(parts)}</section>"
 
 
@@ -171,5 +177,6 @@ def _cut(text: str) -> str:
     return text if len(text) <= 200 else text[:200] + " …"
 
 
-def _table(rows: Sequence[str]) -> str:
+def html_table(rows: Sequence[str]) -> str:
+    """Rows of cells, each with its tags."""
     return '<div class="scroll"><table>' + "".join(f"<tr>{cells}</tr>" for cells in rows) + "</table></div>"

@@ -148,16 +148,17 @@ def _json(path: Path) -> dict[str, Any]:
 
 def differing(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """Settings in which the runs differ: (dotted key, value of each run); the run's name and folder are none."""
-    flats = [dict(_flat(run.config)) for run in runs]
+    flats = [dict(flat(run.config)) for run in runs]
     keys = [key for key in dict.fromkeys(key for flat in flats for key in flat) if key not in ("name", "run_dir", "resume")]
     table = [(key, [json.dumps(flat[key]) if key in flat else "–" for flat in flats]) for key in keys]
     return [(key, values) for key, values in table if len(set(values)) > 1]
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Every leaf of a tree of settings by its dotted key."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 

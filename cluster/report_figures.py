@@ -48,7 +48,8 @@ def figures(runs: Sequence[Run]) -> list[tuple[str, str, go.Figure]]:
     return [(heading, caption, figure) for heading, caption, figure in made if figure.data]
 
 
-def _plain(figure: go.Figure, height: int, **more: Any) -> go.Figure:
+def plain(figure: go.Figure, height: int, **more: Any) -> go.Figure:
+    """The look of every plot."""
     figure.update_layout(
         template="plotly_white", height=height, margin={"l": 55, "r": 20, "t": 70, "b": 45}, font={"size": 12},
         legend={"orientation": "h", "yref": "container", "y": 0.995, "yanchor": "top", "x": 0}, hovermode="closest",
@@ -83,7 +84,7 @@ def _curves(made: Sequence[Panel], columns: int, height: int) -> go.Figure:
         if not any(v for _, _, values in panel.lines for v in values):  # a line of zeros lies on the axis, not in mid-air
             figure.update_yaxes(range=[0, 1], row=i // columns + 1, col=i % columns + 1)
     figure.update_xaxes(title_text="step", row=rows)
-    return _plain(figure, height * rows + 70)
+    return plain(figure, height * rows + 70)
 
 
 def _ledger(runs: Sequence[Run]) -> go.Figure:
@@ -114,7 +115,7 @@ def _ledger(runs: Sequence[Run]) -> go.Figure:
             named.add(state)
     figure.update_xaxes(title_text="%", range=[0, 100])
     figure.update_yaxes(autorange="reversed", automargin=True)
-    return _plain(figure, 190 + 60 * len(held), barmode="stack")
+    return plain(figure, 190 + 60 * len(held), barmode="stack")
 
 
 def _timeline(run: Run) -> go.Figure:
@@ -147,7 +148,7 @@ def _timeline(run: Run) -> go.Figure:
         col=1,
     )
     figure.update_xaxes(title_text="seconds of running time", row=2)
-    return _plain(figure, 260, barmode="overlay", bargap=0.1)
+    return plain(figure, 260, barmode="overlay", bargap=0.1)
 
 
 def _waited(run: Run) -> str:
@@ -163,7 +164,7 @@ def _staleness(runs: Sequence[Run]) -> go.Figure:
         figure.add_bar(x=list(counts), y=list(counts.values()), name=run.label, marker={"color": colour(place)}, showlegend=len(runs) > 1)
     figure.update_xaxes(title_text="versions", dtick=1)
     figure.update_yaxes(title_text="groups")
-    return _plain(figure, 280, barmode="group", bargap=0.5)
+    return plain(figure, 280, barmode="group", bargap=0.5)
 
 
 def _lengths(run: Run) -> go.Figure:
@@ -187,4 +188,4 @@ def _lengths(run: Run) -> go.Figure:
             )
     figure.update_xaxes(title_text="tokens")
     figure.update_yaxes(title_text="answers", col=1)
-    return _plain(figure, 330, barmode="overlay", bargap=0.05)
+    return plain(figure, 330, barmode="overlay", bargap=0.05)
