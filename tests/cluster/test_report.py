@@ -1,6 +1,6 @@
 """`winnow report`: the page, the images, the CSV files, and the page as a browser shows it (where Chromium is installed).
 
-Does not cover how the plots look. The browser test needs Debian's `chromium`: apt-get install chromium.
+Does not cover how the plots look. The browser test is skipped where there is no `chromium`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,9 @@ from cluster import report
 from cluster.launch import main
 from cluster.report_data import read_runs
 from cluster.report_figures import figures
+from tests.cluster.browser import PLOTS, browse, needs_chromium
 from tests.cluster.making_runs import make_run
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 EVIL = '</script><script>document.body.dataset.evil = "1"</script><b>&amp;'
 
 
@@ -145,45 +143,33 @@ def test_images_without_matplotlib_are_one_sentence(
 
 # -- in a browser -----------------------------------------------------------------------------------------------------
 
-BROWSE = """
-<script>
-addEventListener("load", () => setTimeout(() => {
-  const told = {};
-  told.plots = [...document.querySelectorAll('div[id^="plot"],#explored')].map((p) => p.querySelectorAll(".main-svg").length > 0);
+BROWSE = (
+    PLOTS
+    + """
   const look = () => ({ which: byId("which").textContent, at: byId("at").textContent, prompt: document.querySelector(".prompt").textContent,
     answers: [...document.querySelectorAll(".answer")].map((a) => a.textContent),
     colours: [...document.querySelectorAll(".answer")].map((a) => a.querySelector(".token").style.background),
     tokens: document.querySelectorAll(".token").length });
+  const key = (name, shift) => document.body.dispatchEvent(new KeyboardEvent("keydown", { key: name, shiftKey: !!shift, bubbles: true }));
   told.first = look();
   byId("next").click(); told.next = look();
+  key("ArrowLeft"); told.left = look();
+  key("ArrowLeft", true); told.earlier = look();
   byId("step").value = 0; byId("step").dispatchEvent(new Event("input")); told.start = look();
   byId("run").value = "second"; byId("run").dispatchEvent(new Event("change")); told.other = look();
   byId("metric").value = "train/entropy"; byId("metric").dispatchEvent(new Event("change"));
   told.explored = byId("explored").data.length; told.meaning = byId("meaning").textContent;
-  told.evil = document.body.dataset.evil || ""; told.drawn = document.body.dataset.drawn;
-  document.body.replaceChildren(Object.assign(document.createElement("pre"), { textContent: JSON.stringify(told) }));
-}, 3000));
-</script>"""
+  told.evil = document.body.dataset.evil || "";
+"""
+)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
+@needs_chromium
 def test_in_a_browser_every_plot_is_drawn_and_samples_can_be_browsed(two: list[Path], tmp_path: Path) -> None:
-    page = report.page(read_runs(two))
-    file = tmp_path / "page.html"
-    file.write_text(page.replace("</body>", BROWSE + "</body>"))
-    flags = (
-        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-        "--disable-component-update", "--disable-sync", "--window-size=1240,2000", "--enable-logging=stderr", "--dump-dom",
-        "--virtual-time-budget=30000", f"--user-data-dir={tmp_path / 'profile'}",
-    )  # fmt: skip
-    ran = subprocess.run([str(CHROMIUM), *flags, file.as_uri()], capture_output=True, text=True, timeout=200)
-    console = [line for line in ran.stderr.splitlines() if ":CONSOLE" in line]
-    assert console == [], console
-    found = re.search(r"<pre>(.*?)</pre>", ran.stdout, re.S)
-    assert found, ran.stdout[-2000:]
-    told = json.loads(found[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
-    assert told["plots"] == [True] * 9 and told["drawn"] == "9"
+    told = browse(report.page(read_runs(two)), BROWSE, tmp_path)
+    assert told["plots"] == [True] * 9 and told["drawn"] == "9" and min(told["lines"]) > 0
     assert (told["first"]["at"], told["first"]["which"], told["next"]["which"]) == ("12", "1 of 2", "2 of 2")
+    assert (told["left"]["which"], told["earlier"]["at"]) == ("1 of 2", "11"), "by keys"
     assert told["first"]["answers"][0] == EVIL + "<eos>" and told["evil"] == ""
     assert told["first"]["prompt"] == "78+13="
     up, down = "rgba(42, 143, 78, 0.58)", "rgba(200, 69, 47, 0.58)"

@@ -46,7 +46,8 @@ def test_a_grid_is_every_combination_in_the_axes_order(tmp_path: Path) -> None:
 
 def test_a_run_that_writes_no_checkpoints_writes_some(tmp_path: Path) -> None:
     assert {run.config.log.checkpoint_every for run in spec(tmp_path, GRID).runs} == {2}
-    assert {run.config.log.checkpoint_every for run in spec(tmp_path, GRID.replace("steps = 10", "steps = 10\ncheckpoint_every = 7")).runs} == {7}
+    given = GRID.replace("steps = 10", "steps = 10\ncheckpoint_every = 7")
+    assert {run.config.log.checkpoint_every for run in spec(tmp_path, given).runs} == {7}
 
 
 def test_the_arguments_of_a_run_mean_its_config(tmp_path: Path) -> None:

@@ -17,7 +17,19 @@ from cluster.metrics import name
 from cluster.report_data import Run
 from cluster.sweep_figures import absent, figures
 from cluster.sweep_spec import parse
-from cluster.sweep_table import Done, Figures, along, comma_separated, markdown, mean_and_spread, measure, points, reward_band, scaling, table
+from cluster.sweep_table import (
+    Done,
+    Figures,
+    along,
+    comma_separated,
+    markdown,
+    mean_and_spread,
+    measure,
+    points,
+    reward_band,
+    scaling,
+    table,
+)
 
 STEPS = 11
 
@@ -25,7 +37,8 @@ STEPS = 11
 def made(label: str, config: dict[str, Any], **changes: Any) -> Run:
     """Steps of 2 s that generate 3,000 tokens and train on 2,000; the first and the sixth hold an evaluation of 1 s more."""
     even: dict[str, list[float]] = {
-        "buffer.tokens": [3000.0] * STEPS, "train.tokens": [2000.0] * STEPS, "seconds_step": [3.0 if i % 5 == 0 else 2.0 for i in range(STEPS)],
+        "buffer.tokens": [3000.0] * STEPS, "train.tokens": [2000.0] * STEPS,
+        "seconds_step": [3.0 if i % 5 == 0 else 2.0 for i in range(STEPS)],
         "seconds_eval": [1.0 if i % 5 == 0 else 0.0 for i in range(STEPS)], "seconds_engines_idle": [0.5] * STEPS,
         "seconds_generate_wait": [1.2] * STEPS, "seconds_sync": [0.1] * STEPS, "buffer.seconds_verify": [0.01] * STEPS,
         "buffer.scored": [40.0] * STEPS, "buffer.reward": [0.1 * i for i in range(STEPS)],
@@ -37,14 +50,16 @@ def made(label: str, config: dict[str, Any], **changes: Any) -> Run:
 
 
 def settings(engines: int, batch: int = 32, staleness: int = 0, seed: int = 0) -> dict[str, Any]:
-    return {"seed": seed, "rollout": {"engines": engines, "max_staleness": staleness}, "buffer": {"batch_size": batch}, "model": {"learner_ranks": 2}}
+    rollout = {"engines": engines, "max_staleness": staleness}
+    return {"seed": seed, "rollout": rollout, "buffer": {"batch_size": batch}, "model": {"learner_ranks": 2}}
 
 
 def test_the_figures_of_a_run_are_of_its_steady_time() -> None:
     assert measure(made("x", settings(3))) == Figures(
         tokens=pytest.approx(1500.0), per_generator=pytest.approx(500.0), per_learner=pytest.approx(500.0),
         wait_generators=pytest.approx(0.25), wait_verifiers=pytest.approx(0.8), wait_learner=pytest.approx(0.6),
-        wait_weights=pytest.approx(0.05), seconds_step=pytest.approx(2.0), reward=pytest.approx(0.95), accuracy_before=0.25, accuracy_after=0.75,
+        wait_weights=pytest.approx(0.05), seconds_step=pytest.approx(2.0), reward=pytest.approx(0.95), accuracy_before=0.25,
+        accuracy_after=0.75,
     )  # fmt: skip
 
 
