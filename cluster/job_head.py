@@ -23,7 +23,7 @@ from pathlib import Path
 from cluster.head import END_SECONDS, MARK, OBJECT_STORE, read_environment_again
 
 START_SECONDS = 120.0
-STOP_SECONDS = "120"
+STOP_SECONDS = "600"
 """How long a job that is stopped may take to write its checkpoint before Ray kills it."""
 WORKER_PORTS = range(10002, 20000)  # Ray's own
 

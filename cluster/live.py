@@ -6,7 +6,6 @@ the eye: where they fail, a line says so and the run goes on without.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -38,8 +37,11 @@ class Live:
         self._unlogged = {m.name for m in self._rows.values() if m.reduction in ("sum", "total")}
 
     def begin(self, fields: Iterable[str]) -> None:
-        """Before anything is known: each field has a sample, so that a plot of it is there, 0 for sums and totals, NaN for the others."""
-        self._put({name(field): 0.0 if row(field).reduction in ("sum", "total") else math.nan for field in fields})
+        """Before the first step: the sums and totals among the fields are 0, so that no plot of faults or errors looks broken.
+
+        The others begin when they are measured; Ray drops NaN.
+        """
+        self._put({name(field): 0.0 for field in fields if row(field).reduction in ("sum", "total")})
 
     def set(self, metrics: Mapping[str, float]) -> None:
         """One step's numbers by logged name."""

@@ -57,7 +57,7 @@ class Recorder:
         self.live = Live(name, note=note)
 
     def begin_live(self) -> None:
-        """Once Ray is joined: every plot of the dashboard has something to show from here on."""
+        """Once Ray is joined: what the dashboard counts is 0 from here on."""
         if self.live is not None:
             self.live.begin(shown(self.cfg.rollout.max_staleness))
 

@@ -10,6 +10,7 @@ Called again with the same spec it goes on where it was: runs that are done are 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
@@ -22,7 +23,7 @@ from typing import Any
 from cluster import load
 from cluster.check import raise_first
 from cluster.report_data import flat, read_run
-from cluster.runfolder import CONFIG, hold, write_atomic
+from cluster.runfolder import CONFIG, write_atomic
 from cluster.sinks import METRICS
 from cluster.sweep_jobs import Jobs, Room, Schedule, Task, needs
 from cluster.sweep_spec import OWN, Planned, Spec, arguments, read_spec
@@ -99,14 +100,14 @@ def _run(tasks: Sequence[Task], jobs: Jobs, room: Room, say: Callable[[str], Non
 
 def _task(spec: Spec, planned: Planned, folder: Path) -> Task:
     run_dir, warm_dir = folder / "runs" / planned.name, folder / "warmup"
-    given = [spec.recipe, *arguments(planned), "--name", planned.name, "--run_dir", str(run_dir), "--warmup_dir", str(warm_dir)]
+    flags = (*arguments(planned), "--warmup_dir", str(warm_dir))
     cpus, gpus = needs(planned.config)
     warmup = None
     if planned.config.warmup.warmup_steps:
         from cluster.prepare import warmup_key
 
         warmup = warm_dir / f"warmup-{warmup_key(planned.config)}"
-    return Task(planned.name, run_dir, tuple(given), cpus, gpus, warmup, planned.config.batches)
+    return Task(planned.name, run_dir, spec.recipe, flags, cpus, gpus, warmup, planned.config.batches)
 
 
 def _check(spec: Spec, address: str | None) -> None:
@@ -151,7 +152,11 @@ def _open(folder: Path, spec: Spec) -> int:
         lock = os.open(folder / "sweep.lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise UserError(f"sweep_dir = {str(folder)!r} cannot be written ({error.strerror}): give another path with --sweep_dir") from None
-    hold(folder, lock, "sweep_dir")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise UserError(f"sweep_dir = {str(folder)!r} is held by another live sweep: stop that one, or give another path") from None
     write_atomic(folder / "spec.toml", spec.text)
     return lock
 

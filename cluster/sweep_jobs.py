@@ -29,8 +29,8 @@ class Jobs(Protocol):
     def running(self) -> Sequence[Path]:
         """Run folders of jobs that an earlier life of the sweep has started and that still run."""
 
-    def submit(self, run_dir: Path, arguments: Sequence[str]) -> None:
-        """Start `winnow train` with these arguments."""
+    def submit(self, run_dir: Path, recipe: str, flags: Sequence[str]) -> None:
+        """Start `winnow train RECIPE [flags]`, which goes on from what the run folder holds, if that is anything."""
 
     def state(self, run_dir: Path) -> State:
         """How the job stands."""
@@ -44,11 +44,12 @@ class Jobs(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """One run to be made. `warmup` is the folder of its warm-up's result, None without one; `arguments` those of `winnow train`."""
+    """One run to be made. `warmup` is the folder of its warm-up's result, None without one; `flags` are those of `winnow train`."""
 
     name: str
     run_dir: Path
-    arguments: tuple[str, ...]
+    recipe: str
+    flags: tuple[str, ...]
     cpus: float
     gpus: float
     warmup: Path | None
@@ -144,11 +145,10 @@ class Schedule:
                 return  # in order: a large run is not overtaken for ever
             if self._warms_up(task):
                 continue
-            resumes = task.begun
+            how = "goes on" if task.begun else "starts"
             self._follow(task)
-            self._jobs.submit(task.run_dir, [*task.arguments, *(["--resume"] if resumes else [])])
-            number = len(self._all) - len(self._waiting)
-            self._say(f"{task.name}: {'goes on' if resumes else 'starts'} (run {number} of {len(self._all)})")
+            self._jobs.submit(task.run_dir, task.recipe, task.flags)
+            self._say(f"{task.name}: {how} (run {len(self._all) - len(self._waiting)} of {len(self._all)})")
 
     def _fits(self, task: Task) -> bool:
         if not self._running:

@@ -1,4 +1,4 @@
-"""The job server of a Ray cluster, as a sweep sees it: `winnow train` as jobs, by their run folders."""
+"""The job server of a Ray cluster, as a sweep sees it: the cluster that is given, or a head of the sweep's own on this machine."""
 
 from __future__ import annotations
 
@@ -12,70 +12,75 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ray.job_submission import JobStatus, JobSubmissionClient
-
-from cluster.job_head import JobHead
+from cluster import jobs
+from cluster.job_head import STOP_SECONDS, JobHead
 from cluster.resources import cpus_here, gpus_here
 from cluster.sweep_jobs import Jobs, State
 
-ROOT = Path(__file__).parent.parent
-RUN_DIR = "winnow_run_dir"
-"""Key of a job's metadata: the run folder that it holds."""
-ENDED: dict[JobStatus, State] = {JobStatus.SUCCEEDED: "succeeded", JobStatus.FAILED: "failed", JobStatus.STOPPED: "failed"}
 
+class Submitted:
+    """Jobs of a cluster that is given, submitted as `winnow submit` does. Their output is kept beside the run folder, as NAME.log."""
 
-class RayJobs:
-    """Jobs of one job server. Their output is kept beside the run folder, as NAME.log, once they are over."""
-
-    def __init__(self, client: JobSubmissionClient, python: str, runtime_env: dict[str, Any]) -> None:
-        """`python` is what a shell runs before the arguments of Python."""
-        self._client, self._python, self._runtime_env = client, python, runtime_env
+    def __init__(self, client: Any) -> None:
+        self.client = client
         self._ids: dict[Path, str] = {}
 
     def running(self) -> Sequence[Path]:
-        for job in self._client.list_jobs():
-            where = (job.metadata or {}).get(RUN_DIR)
-            if where and job.submission_id and not job.status.is_terminal():
-                self._ids[Path(where)] = job.submission_id
+        alive = [job for job in jobs.jobs(self.client) if not job.status.is_terminal()]
+        self._ids = {Path(where): job.submission_id for job in alive if (where := jobs.run_dir_of(job))}
         return list(self._ids)
 
-    def submit(self, run_dir: Path, arguments: Sequence[str]) -> None:
-        name = re.sub(r"[^\w-]+", "-", run_dir.name)
-        self._ids[run_dir] = self._client.submit_job(
-            entrypoint=f"{self._python} {shlex.join(['-m', 'cluster.launch', 'train', *arguments])}",
-            submission_id=f"winnow-{name}-{secrets.token_hex(4)}",
-            runtime_env=self._runtime_env,
-            metadata={RUN_DIR: str(run_dir)},
-        )
+    def submit(self, run_dir: Path, recipe: str, flags: Sequence[str]) -> None:
+        self._ids[run_dir] = jobs.submit(self.client, recipe, flags, run_dir, run_dir.name)
 
     def state(self, run_dir: Path) -> State:
-        return ENDED.get(self._client.get_job_status(self._ids[run_dir]), "running")
+        status = jobs.info(self.client, self._ids[run_dir]).status
+        return "running" if not status.is_terminal() else "succeeded" if status.value == "SUCCEEDED" else "failed"
 
     def stop(self, run_dir: Path) -> None:
-        self._client.stop_job(self._ids[run_dir])
+        jobs.stop(self.client, self._ids[run_dir])
 
     def log(self, run_dir: Path) -> str:
-        text = str(self._client.get_job_logs(self._ids[run_dir]))
+        text = str(self.client.get_job_logs(self._ids[run_dir]))
         with open(run_dir.with_name(f"{run_dir.name}.log"), "a", encoding="utf-8") as file:
             file.write(text)
         return text
 
 
+class Local(Submitted):
+    """Jobs of a head on this machine: they run where the sweep was called, like `winnow train`, and nothing is sent."""
+
+    def submit(self, run_dir: Path, recipe: str, flags: Sequence[str]) -> None:
+        words = [sys.executable, "-u", "-m", "cluster.launch", "train", recipe, *flags, "--name", run_dir.name, "--run_dir", str(run_dir)]
+        path = os.pathsep.join([str(jobs.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._ids[run_dir] = self.client.submit_job(
+            entrypoint=f"cd {shlex.quote(os.getcwd())} && exec {shlex.join([*words, '--resume', 'auto'])}",
+            submission_id=f"{re.sub(r'[^a-zA-Z0-9-]+', '-', run_dir.name)}-{secrets.token_hex(4)}",
+            runtime_env={"env_vars": {"PYTHONPATH": path, "RAY_JOB_STOP_WAIT_TIME_S": STOP_SECONDS}},
+            metadata={jobs.RUN_DIR: str(run_dir)},
+        )
+
+
 def ray_jobs(address: str | None) -> AbstractContextManager[tuple[Jobs, float, float]]:
-    """The jobs of the server at `address`, or of a head of the sweep's own, with the CPUs and GPUs that there are."""
-    if address is None:
-        return own_head()
-    raise NotImplementedError
+    """The jobs of the server at `address`, or of a head of the sweep's own; with the CPUs and GPUs that there are."""
+    return own_head() if address is None else given_cluster(address)
 
 
 @contextmanager
 def own_head() -> Iterator[tuple[Jobs, float, float]]:
-    """A head of the sweep's own on this machine: (its jobs, CPUs, GPUs). A job runs where the sweep was called, like `winnow train`."""
+    """A head that ends with the sweep, and the machine's CPUs and GPUs."""
     head = JobHead()
     try:
-        python = f"cd {shlex.quote(os.getcwd())} && exec {shlex.quote(sys.executable)}"
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        jobs = RayJobs(JobSubmissionClient(head.jobs), python, {"env_vars": {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}})
-        yield jobs, float(cpus_here()), float(gpus_here())
+        yield Local(jobs.connect(head.jobs)), float(cpus_here()), float(gpus_here())
     finally:
         head.close()
+
+
+@contextmanager
+def given_cluster(address: str) -> Iterator[tuple[Jobs, float, float]]:
+    """A cluster that stays, and what all its nodes have. Raises UserError when nothing answers."""
+    from ray.util.state import list_nodes
+
+    client = jobs.connect(address)
+    nodes = [node.resources_total for node in list_nodes(address=address) if node.state == "ALIVE"]
+    yield Submitted(client), sum(node.get("CPU", 0.0) for node in nodes), sum(node.get("GPU", 0.0) for node in nodes)

@@ -18,13 +18,13 @@ from cluster.sweep_jobs import Room, Schedule, State, Task, last_row, last_words
 
 @dataclass
 class FakeJobs:
-    """Every job takes `looks` looks and writes its summary; those in `broken` fail. `started` are (run, resumed, at once then)."""
+    """Every job takes `looks` looks and writes its summary; those in `broken` fail. `started` are (run, at once then)."""
 
     looks: int = 3
     broken: tuple[str, ...] = ()
     alive: list[Path] = field(default_factory=list)
     left: dict[Path, int] = field(default_factory=dict)
-    started: list[tuple[str, bool, int]] = field(default_factory=list)
+    started: list[tuple[str, int]] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     ended: set[Path] = field(default_factory=set)
 
@@ -32,8 +32,8 @@ class FakeJobs:
         self.left.update(dict.fromkeys(self.alive, self.looks))
         return self.alive
 
-    def submit(self, run_dir: Path, arguments: Sequence[str]) -> None:
-        self.started.append((run_dir.name, "--resume" in arguments, len(self.left) + 1))
+    def submit(self, run_dir: Path, recipe: str, flags: Sequence[str]) -> None:
+        self.started.append((run_dir.name, len(self.left) + 1))
         self.left[run_dir] = self.looks
 
     def state(self, run_dir: Path) -> State:
@@ -64,7 +64,7 @@ WARM: dict[str, Path] = {}
 
 
 def task(folder: Path, name: str, cpus: float = 1.0, gpus: float = 0.0, warmup: Path | None = None) -> Task:
-    return Task(name, folder / name, ("arithmetic",), cpus, gpus, warmup, 2)
+    return Task(name, folder / name, "arithmetic", (), cpus, gpus, warmup, 2)
 
 
 def run(tasks: Sequence[Task], jobs: FakeJobs, room: Room) -> tuple[Schedule, list[str]]:
@@ -78,7 +78,7 @@ def test_as_many_at_once_as_there_is_room_for_in_order(tmp_path: Path) -> None:
     jobs = FakeJobs()
     tasks = [task(tmp_path, "a"), task(tmp_path, "b"), task(tmp_path, "c", cpus=2.0), task(tmp_path, "d")]
     schedule, said = run(tasks, jobs, Room(2, 0, 9))
-    assert [(name, at_once) for name, _, at_once in jobs.started] == [("a", 1), ("b", 2), ("c", 1), ("d", 1)]
+    assert jobs.started == [("a", 1), ("b", 2), ("c", 1), ("d", 1)]
     assert schedule.failed == {} and all(t.done for t in tasks)
     assert said[0] == "a: starts (run 1 of 4)" and said[-1] == "d: done after 0 s"
 
@@ -86,13 +86,13 @@ def test_as_many_at_once_as_there_is_room_for_in_order(tmp_path: Path) -> None:
 def test_a_run_larger_than_the_machine_goes_alone_and_gpus_count(tmp_path: Path) -> None:
     jobs = FakeJobs()
     run([task(tmp_path, "a"), task(tmp_path, "b", cpus=7), task(tmp_path, "c"), task(tmp_path, "d", gpus=4)], jobs, Room(2, 2, 9))
-    assert [at_once for _, _, at_once in jobs.started] == [1, 1, 1, 1]
+    assert [at_once for _, at_once in jobs.started] == [1, 1, 1, 1]
 
 
 def test_no_more_at_once_than_asked_for(tmp_path: Path) -> None:
     jobs = FakeJobs()
     run([task(tmp_path, name) for name in "abcd"], jobs, Room(64, 8, 2))
-    assert max(at_once for _, _, at_once in jobs.started) == 2
+    assert max(at_once for _, at_once in jobs.started) == 2
 
 
 def test_what_is_done_is_kept_and_what_was_begun_resumes(tmp_path: Path) -> None:
@@ -105,15 +105,16 @@ def test_what_is_done_is_kept_and_what_was_begun_resumes(tmp_path: Path) -> None
     (fresh.run_dir / "run.lock").touch()
     jobs = FakeJobs()
     _, said = run([done, begun, fresh], jobs, Room(1, 0, 9))
-    assert [(name, resumed) for name, resumed, _ in jobs.started] == [("begun", True), ("fresh", False)]
-    assert said[0] == "1 of 3 runs are done already" and "begun: goes on (run 2 of 3)" in said
+    assert [name for name, _ in jobs.started] == ["begun", "fresh"]
+    assert said[0] == "1 of 3 runs are done already"
+    assert "begun: goes on (run 2 of 3)" in said and "fresh: starts (run 3 of 3)" in said
 
 
 def test_a_job_of_an_earlier_life_is_followed_and_not_started_again(tmp_path: Path) -> None:
     first, second = task(tmp_path, "first"), task(tmp_path, "second")
     jobs = FakeJobs(alive=[first.run_dir])
     _, said = run([first, second], jobs, Room(1, 0, 9))
-    assert [name for name, *_ in jobs.started] == ["second"] and said[0] == "first: runs already"
+    assert [name for name, _ in jobs.started] == ["second"] and said[0] == "first: runs already"
 
 
 def test_runs_with_one_warm_up_wait_for_the_first_to_make_it(tmp_path: Path) -> None:
@@ -123,14 +124,14 @@ def test_runs_with_one_warm_up_wait_for_the_first_to_make_it(tmp_path: Path) -> 
     tasks = [task(tmp_path, "a", warmup=warm), task(tmp_path, "b", warmup=warm), task(tmp_path, "c", warmup=tmp_path / "other")]
     jobs = FakeJobs()
     run(tasks, jobs, Room(64, 0, 9))
-    assert [name for name, *_ in jobs.started] == ["a", "c", "b"]
+    assert [name for name, _ in jobs.started] == ["a", "c", "b"]
 
 
 def test_a_run_that_fails_says_why_and_the_others_go_on(tmp_path: Path) -> None:
     jobs = FakeJobs(broken=("a",))
     schedule, said = run([task(tmp_path, "a"), task(tmp_path, "b")], jobs, Room(1, 0, 9))
     assert schedule.failed == {"a": "winnow: it broke: mend it"}
-    assert "a: failed: winnow: it broke: mend it" in said and [name for name, *_ in jobs.started] == ["a", "b"]
+    assert "a: failed: winnow: it broke: mend it" in said and [name for name, _ in jobs.started] == ["a", "b"]
 
 
 def test_a_stop_asks_the_running_jobs_to_stop_and_starts_nothing_more(tmp_path: Path) -> None:
@@ -146,7 +147,7 @@ def test_a_stop_asks_the_running_jobs_to_stop_and_starts_nothing_more(tmp_path: 
 
     schedule = Schedule(tasks, jobs, Room(2, 0, 9), said.append, sleep=sleep)
     schedule.run()
-    assert jobs.stopped == ["a", "b"] and [name for name, *_ in jobs.started] == ["a", "b"]
+    assert jobs.stopped == ["a", "b"] and [name for name, _ in jobs.started] == ["a", "b"]
     assert schedule.failed == {} and said[-2:] == ["a: stopped at step 0", "b: stopped at step 0"]
 
 
