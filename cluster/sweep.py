@@ -207,6 +207,7 @@ def page(spec: Spec, done: Sequence[Done]) -> str:
     left = [one.plan.name for one in done if one.state != "done"]
     notes = [*absent(found), *([f"not trained to the end: {'; '.join(left)}"] if left else [])]
     said = "".join(f'<p class="caption">{escape(note)}</p>' for note in notes)
-    lead = f"<section><h2>{len(runs)} runs over {escape(', '.join(spec.axes))}</h2>{report.html_table(lines)}{said}</section>"
+    heading = escape(f"{len(runs)} runs over {', '.join(spec.axes)}")
+    lead = f'<section><h2>{heading}</h2><div class="figures">{report.html_table(lines)}</div>{said}</section>'
     kept: list[tuple[str, str, Any]] = [f for f in curves(runs) if not f[0].startswith(("Who worked", "Lengths"))]
     return report.render(f"winnow sweep: {spec.name}", [lead], [*figures(found), *kept], runs)

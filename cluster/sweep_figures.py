@@ -70,7 +70,7 @@ def _rates(found: Sequence[Point]) -> go.Figure:
             )  # fmt: skip
     figure.update_xaxes(showticklabels=False)
     figure.update_yaxes(title_text="tokens/s", col=1)
-    return plain(figure, 320 + 12 * len(found))
+    return _with_legend(figure, 300, [point.label for point in found])
 
 
 def _scaling_plot(found: Sequence[Point], kind: Kind, spread: str) -> tuple[str, str, go.Figure]:
@@ -91,7 +91,8 @@ def _scaling_plot(found: Sequence[Point], kind: Kind, spread: str) -> tuple[str,
         figure.add_scatter(x=line.engines, y=[1.0] * len(line.engines), mode="lines", row=1, col=2, **flat)
     figure.update_xaxes(title_text="generators", tickvals=sorted({n for line in made for n in line.engines}))
     figure.update_yaxes(rangemode="tozero")
-    return heading, f"Dashed: the ideal, from the fewest generators on.{spread}", plain(figure, 360)
+    labels = [f"{line.label}, ideal" for line in made] * 2
+    return heading, f"Dashed: the ideal, from the fewest generators on.{spread}", _with_legend(figure, 340, labels)
 
 
 def _waits(found: Sequence[Point]) -> go.Figure:
@@ -99,12 +100,12 @@ def _waits(found: Sequence[Point]) -> go.Figure:
     for field, (name, tint) in WAITS.items():
         pairs = [mean_and_spread([getattr(f, field) for f in point.figures]) for point in found]
         figure.add_bar(
-            x=[point.label for point in found], y=[_number(100 * mean) for mean, _ in pairs], error_y=_bars([100 * s for _, s in pairs]),
-            name=name, marker={"color": tint}, hovertemplate=f"{name}: %{{y:.1f}} %<extra>%{{x}}</extra>",
+            y=[point.label for point in found], x=[_number(100 * mean) for mean, _ in pairs], error_x=_bars([100 * s for _, s in pairs]),
+            name=name, orientation="h", marker={"color": tint}, hovertemplate=f"{name}: %{{x:.1f}} %<extra>%{{y}}</extra>",
         )  # fmt: skip
-    figure.update_yaxes(title_text="% of the time", range=[0, 105])
-    figure.update_xaxes(automargin=True)
-    return plain(figure, 360, barmode="group")
+    figure.update_xaxes(title_text="% of the time", range=[0, 105])
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    return plain(figure, 130 + 62 * len(found), barmode="group")
 
 
 def _rewards(found: Sequence[Point]) -> go.Figure:
@@ -123,7 +124,13 @@ def _rewards(found: Sequence[Point]) -> go.Figure:
             figure.add_scatter(**line, mode="lines", name=point.label, showlegend=column == 1, line={"color": tint, "width": 1.8}, **group)
         figure.update_xaxes(title_text=title, row=1, col=column)
     figure.update_yaxes(title_text="reward", col=1)
-    return plain(figure, 400 + 12 * len(found))
+    return _with_legend(figure, 380, [point.label for point in found])
+
+
+def _with_legend(figure: go.Figure, height: int, labels: Sequence[str]) -> go.Figure:
+    """A plot of that height below a legend of as many lines as the labels take."""
+    above = 18 * math.ceil(len(labels) * (60 + 7 * max(map(len, labels), default=0)) / 900)
+    return plain(figure, height + above, margin={"l": 55, "r": 20, "t": 55 + above, "b": 45})
 
 
 def _bars(spread: Sequence[float]) -> dict[str, Any] | None:
