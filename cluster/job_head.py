@@ -20,11 +20,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from cluster.head import END_SECONDS, MARK, OBJECT_STORE, read_environment_again
+from cluster.head import END_SECONDS, MARK, OBJECT_STORE, ONE_MACHINE, read_environment_again
+from cluster.jobs import STOP_SECONDS
 
 START_SECONDS = 120.0
-STOP_SECONDS = "600"
-"""How long a job that is stopped may take to write its checkpoint before Ray kills it."""
 WORKER_PORTS = range(10002, 20000)  # Ray's own
 
 
@@ -98,8 +97,8 @@ def start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
         **kept,
         **client_environment(folder),
         "PATH": f"{python}{os.pathsep}{os.environ.get('PATH', '')}",
-        "RAY_JOB_STOP_WAIT_TIME_S": STOP_SECONDS,
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the node's address is then that of loopback
+        "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS),
+        ONE_MACHINE: "0",  # so that all of it is on loopback
     }
     command = [str(python / "ray"), "start", "--head", "--block", "--disable-usage-stats", "--dashboard-host", "127.0.0.1"]
     command += ["--num-cpus", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)]

@@ -33,7 +33,7 @@ def submit(argv: Sequence[str]) -> int:
     check(cfg)
     client = jobs.connect(address)
     refuse_held(client, run_dir)
-    recipe = recipes[0] if recipes[0] in load.builtin_recipes() else _as_sent(Path(recipes[0]))
+    recipe = recipes[0] if recipes[0] in load.builtin_recipes() else as_sent(Path(recipes[0]))
     job_id = jobs.submit(client, recipe, _as_words(flags), run_dir, cfg.name)
     print(f"submitted {job_id}, run folder {run_dir}", flush=True)
     return 0 if detach else watch(client, job_id)
@@ -109,7 +109,7 @@ def run_folder(cfg: RunConfig) -> Path:
     return Path("runs").absolute() / f"{cfg.name}-{key}"
 
 
-def _as_sent(recipe: Path) -> str:
+def as_sent(recipe: Path) -> str:
     """A recipe within the folder that is sent is named from there; another by its absolute path, which the head must have."""
     path = recipe.resolve()
     return str(path.relative_to(jobs.ROOT)) if path.is_relative_to(jobs.ROOT) else str(path)

@@ -100,7 +100,7 @@ def _run(tasks: Sequence[Task], jobs: Jobs, room: Room, say: Callable[[str], Non
 
 def _task(spec: Spec, planned: Planned, folder: Path) -> Task:
     run_dir, warm_dir = folder / "runs" / planned.name, folder / "warmup"
-    flags = (*arguments(planned), "--warmup_dir", str(warm_dir))
+    flags = (*arguments(planned), f"--warmup_dir={warm_dir}")
     cpus, gpus = needs(planned.config)
     warmup = None
     if planned.config.warmup.warmup_steps:
@@ -111,18 +111,18 @@ def _task(spec: Spec, planned: Planned, folder: Path) -> Task:
 
 
 def _check(spec: Spec, address: str | None) -> None:
-    """What `winnow check` finds, once for runs that it cannot tell apart. With an address the resources are the cluster's."""
+    """What `winnow check` finds, or with an address `winnow submit`; once for runs that it cannot tell apart."""
+    from cluster.submit import check as check_for_a_cluster
+
     seen = set()
     for planned in spec.runs:
         cfg = planned.config
-        if address is not None:
-            cfg = cfg.model_copy(update={"cluster": cfg.cluster.model_copy(update={"ray_address": address})})
         looked_at = cfg.model_dump_json(include={"data", "model", "verify", "rollout", "critic", "eval"})
         if looked_at in seen:
             continue
         seen.add(looked_at)
         try:
-            raise_first(cfg)
+            raise_first(cfg) if address is None else check_for_a_cluster(cfg)
         except UserError as error:
             raise UserError(f"run {planned.name}: {error}") from None
 

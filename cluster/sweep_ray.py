@@ -12,9 +12,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster import jobs
-from cluster.job_head import STOP_SECONDS, JobHead
+from cluster import jobs, load
+from cluster.job_head import JobHead
 from cluster.resources import cpus_here, gpus_here
+from cluster.submit import as_sent
 from cluster.sweep_jobs import Jobs, State
 
 
@@ -31,7 +32,8 @@ class Submitted:
         return list(self._ids)
 
     def submit(self, run_dir: Path, recipe: str, flags: Sequence[str]) -> None:
-        self._ids[run_dir] = jobs.submit(self.client, recipe, flags, run_dir, run_dir.name)
+        sent = recipe if recipe in load.builtin_recipes() else as_sent(Path(recipe))
+        self._ids[run_dir] = jobs.submit(self.client, sent, flags, run_dir, run_dir.name)
 
     def state(self, run_dir: Path) -> State:
         status = jobs.info(self.client, self._ids[run_dir]).status
@@ -51,12 +53,12 @@ class Local(Submitted):
     """Jobs of a head on this machine: they run where the sweep was called, like `winnow train`, and nothing is sent."""
 
     def submit(self, run_dir: Path, recipe: str, flags: Sequence[str]) -> None:
-        words = [sys.executable, "-u", "-m", "cluster.launch", "train", recipe, *flags, "--name", run_dir.name, "--run_dir", str(run_dir)]
+        words = [sys.executable, "-u", "-m", "cluster.launch", "train", recipe, *flags, "--name", run_dir.name, f"--run_dir={run_dir}"]
         path = os.pathsep.join([str(jobs.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._ids[run_dir] = self.client.submit_job(
             entrypoint=f"cd {shlex.quote(os.getcwd())} && exec {shlex.join([*words, '--resume', 'auto'])}",
             submission_id=f"{re.sub(r'[^a-zA-Z0-9-]+', '-', run_dir.name)}-{secrets.token_hex(4)}",
-            runtime_env={"env_vars": {"PYTHONPATH": path, "RAY_JOB_STOP_WAIT_TIME_S": STOP_SECONDS}},
+            runtime_env={"env_vars": {"PYTHONPATH": path, "RAY_JOB_STOP_WAIT_TIME_S": str(jobs.STOP_SECONDS)}},
             metadata={jobs.RUN_DIR: str(run_dir)},
         )
 

@@ -228,7 +228,7 @@ def _folder_part(axis: str, text: str, place: int) -> str:
 
 def arguments(planned: Planned) -> list[str]:
     """The flags of a run as `winnow train` takes them."""
-    return [word for key, value in planned.flags.items() for word in (f"--{key}", _text(value))]
+    return [f"--{key}={_text(value)}" for key, value in planned.flags.items()]
 
 
 def _text(value: Any) -> str:
