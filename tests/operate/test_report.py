@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The demo as it is, and half of it with another variant and one batch behind, from the same warm-up."""
     folder = tmp_path_factory.mktemp("runs")
     shared = ["--warmup_dir", str(folder / "warmup"), "--wandb", "off", "--display", "plain"]
@@ -35,8 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
         env = {k: v for k, v in head_environment(folder).items() if not k.startswith("RAY_")}
         done = subprocess.run(command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600)
         assert done.returncode == 0, done.stdout
-    yield made
-    shutil.rmtree(folder, ignore_errors=True)
+    return made
 
 
 BROWSE = (
