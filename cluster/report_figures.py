@@ -119,9 +119,11 @@ def _ledger(runs: Sequence[Run]) -> go.Figure:
 
 
 def _timeline(run: Run) -> go.Figure:
-    """Above what the loop did, stretch by stretch; below how fast the engines' tokens came, step by step."""
+    """Above what the loop did, stretch by stretch; below, step by step, how fast the engines' tokens came and how long engines had none."""
     made = timeline(run)
-    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.6, 0.4])
+    timed = any(share is not None for share in made.idle)
+    heights = [0.5, 0.25, 0.25] if timed else [0.6, 0.4]
+    figure = make_subplots(rows=len(heights), cols=1, shared_xaxes=True, vertical_spacing=0.05, row_heights=heights)
     for field, spans in made.stretches.items():
         figure.add_bar(
             y=["loop"] * len(spans),
@@ -135,8 +137,9 @@ def _timeline(run: Run) -> go.Figure:
             row=1,
             col=1,
         )
+    edges = [*(round(start, 3) for start, _, _ in made.speed), round(made.total, 3)]
     figure.add_heatmap(
-        x=[*(round(start, 3) for start, _, _ in made.speed), round(made.total, 3)],  # edges
+        x=edges,
         y=["engines"],
         z=[[round(rate) for _, _, rate in made.speed]],
         customdata=[run.steps],
@@ -147,14 +150,30 @@ def _timeline(run: Run) -> go.Figure:
         row=2,
         col=1,
     )
-    figure.update_xaxes(title_text="seconds of running time", row=2)
-    return plain(figure, 260, barmode="overlay", bargap=0.1)
+    if timed:
+        figure.add_heatmap(
+            x=edges,
+            y=["engines wait"],
+            z=[[None if share is None else round(100 * share, 1) for share in made.idle]],
+            customdata=[run.steps],
+            zmin=0,
+            zmax=100,
+            colorscale="Oranges",
+            showscale=False,
+            hovertemplate="step %{customdata}: engines without a group %{z:.0f} % of the time<extra></extra>",
+            row=3,
+            col=1,
+        )
+    figure.update_xaxes(title_text="seconds of running time", row=len(heights))
+    return plain(figure, 240 + 30 * len(heights), barmode="overlay", bargap=0.1)
 
 
 def _waited(run: Run) -> str:
     made = timeline(run)
     parts = [f"{name(field)} {made.share(field):.0%}" for field in made.stretches]
-    return "Of all time: " + ", ".join(parts) + "."
+    there = [share for share in made.idle if share is not None]
+    engines = f" Engines had no group for {sum(there) / len(there):.0%} of a step." if there else ""
+    return "Of all time: " + ", ".join(parts) + "." + engines
 
 
 def _staleness(runs: Sequence[Run]) -> go.Figure:

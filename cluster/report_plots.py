@@ -116,10 +116,14 @@ def tokens_by_account(ledger: Ledger) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What the loop did and when: of each kind the (start, seconds, step) of every stretch, and tokens/s over each step."""
+    """What the loop did and when: of each kind the (start, seconds, step) of every stretch, and tokens/s over each step.
+
+    `idle` is the share of each step, evaluation left out, in which an engine had no group; None where that was not timed.
+    """
 
     stretches: Mapping[str, list[tuple[float, float, int]]]
     speed: list[tuple[float, float, float]]  # (start, seconds, tokens per second)
+    idle: Values
     total: float
 
     def share(self, field: str) -> float:
@@ -143,7 +147,9 @@ def timeline(run: Run) -> Timeline:
         end = max(now + (whole or 0.0), at)
         speed.append((now, end - now, rate or 0.0))
         now = end
-    return Timeline({field: spans for field, spans in stretches.items() if spans}, speed, now)
+    working = [max((whole or 0.0) - (e or 0.0), 1e-9) for whole, e in zip(run.values("seconds_step"), columns["seconds_eval"], strict=True)]
+    idle = [None if i is None else min(i / w, 1.0) for i, w in zip(run.values("seconds_engines_idle"), working, strict=True)]
+    return Timeline({field: spans for field, spans in stretches.items() if spans}, speed, idle, now)
 
 
 def staleness(run: Run) -> dict[int, float]:

@@ -88,6 +88,7 @@ def _fields(step: int, steps: int, rng: np.random.Generator) -> dict[str, float]
         "tokens_per_second": 1500.0,
         "seconds_step": 2.0,
         "seconds_generate_wait": 1.0,
+        "seconds_engines_idle": 0.5,
         "seconds_train": 0.6,
         "seconds_sync": 0.1,
         "seconds_eval": 0.0,

@@ -118,6 +118,7 @@ def test_the_timeline_lays_steps_end_to_end(run: Run) -> None:
     assert made.stretches["seconds_train"][1] == pytest.approx((3.0, 0.6, 2)), "after the wait of the second step"
     assert made.share("seconds_generate_wait") == pytest.approx(0.5)
     assert [step for _, _, step in made.stretches["seconds_eval"]] == [5, 10]
+    assert made.idle[3] == pytest.approx(0.25) and made.idle[4] == pytest.approx(0.5 / 1.7), "evaluation left out"
     assert "seconds_checkpoint" not in made.stretches and made.share("seconds_checkpoint") == 0.0
 
 

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 SPEC = """
 recipe = "arithmetic"
 [flags]
-steps = 4
+steps = 30
 warmup_steps = 60
 batch_size = 8
 eval_prompts = 32
@@ -94,7 +94,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(folder: Path) -> None:
     assert first.end() == 130, first.text
     assert f"{RUNS[1]}: stopped at step" in first.text
     reached = rows(runs / RUNS[1])[-1]["step"]
-    assert 1 <= reached < 4 and not (runs / RUNS[1] / "summary.json").exists() and not (runs / RUNS[2]).exists()
+    assert 1 <= reached < 30 and not (runs / RUNS[1] / "summary.json").exists() and not (runs / RUNS[2]).exists()
     kept = (runs / RUNS[0] / "metrics.jsonl").read_bytes()
 
     again = Sweep(folder)
@@ -102,7 +102,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(folder: Path) -> None:
     assert "1 of 4 runs are done already" in again.text and f"{RUNS[1]}: goes on (run 2 of 4)" in again.text
     assert (runs / RUNS[0] / "metrics.jsonl").read_bytes() == kept
     assert f"resumes at step {reached}" in (sweep / "runs" / f"{RUNS[1]}.log").read_text()
-    assert [len(rows(runs / run)) for run in RUNS] == [4, 4, 4, 4]
+    assert [len(rows(runs / run)) for run in RUNS] == [30, 30, 30, 30]
     assert [path.name.startswith("warmup-") for path in (sweep / "warmup").iterdir()] == [True], "one warm-up, made once"
     assert sum("warm-up took" in (runs / f"{run}.log").read_text() for run in RUNS) == 1
 
