@@ -1,6 +1,6 @@
 """`winnow sweep` over 1 and 2 generators and staleness 0 and 1 on real engines: interrupted in the middle, it goes on where it was.
 
-Does not cover a cluster that is given by its address, and several runs at once, for which a machine of two cores has no room.
+On a cluster that is given, with the deterministic engine, several runs go on at once. Does not cover several nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.operate.conftest import ROOT
+from tests.operate.conftest import ROOT, RayHead
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
@@ -112,6 +112,23 @@ def test_an_interrupted_sweep_goes_on_where_it_was(folder: Path) -> None:
     page = (sweep / "sweep.html").read_text()
     assert "Strong scaling: more generators, the same batch" in page and "Share of waiting, by stage" in page
     assert time.monotonic() - started < 25 * 60
+
+
+def test_runs_go_to_a_cluster_that_is_given_several_at_once(ray_head: RayHead, tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(
+        'recipe = "arithmetic"\nat_once = 2\n[axes]\nseed = [0, 1, 2]\n'
+        '[flags]\nengine = "fake"\nsteps = 2\nwarmup_steps = 0\nbatch_size = 4\ngroup_size = 4\neval_prompts = 8\n'
+        'tiny_layers = 1\nwandb = "off"\n'
+    )
+    line = [sys.executable, "-m", "cluster.launch", "sweep", tmp_path / "s.toml", "--sweep_dir", tmp_path / "sweep"]
+    done = ray_head.run([*line, "--address", ray_head.jobs], timeout=400)
+    assert done.returncode == 0, done.stdout
+    said = done.stdout.splitlines()
+    order = [said.index(next(text for text in said if text.startswith(f"seed={seed}: starts"))) for seed in (0, 1, 2)]
+    ended = min(number for number, text in enumerate(said) if ": done after" in text)
+    assert order[0] < order[1] < ended < order[2], done.stdout
+    assert [len(rows(tmp_path / "sweep" / "runs" / f"seed={seed}")) for seed in (0, 1, 2)] == [2, 2, 2]
+    assert "| runs | tokens/s" in done.stdout and "| 3    |" in done.stdout
 
 
 def test_nothing_of_a_sweep_is_left_when_it_is_killed(folder: Path) -> None:
