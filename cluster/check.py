@@ -71,7 +71,7 @@ def look(cfg: RunConfig, *, learner: bool = True) -> Iterator[Finding]:
         tokenizer = tokens or tokenizer
         yield found
     if cfg.objective.baseline == "critic" and cfg.critic.value_model is not None:
-        yield _value_model(cfg.critic.value_model)
+        yield _value_model(cfg, cfg.critic.value_model)
     yield from _verifiers(cfg)
     yield from _data(cfg, tokenizer)
     yield from resources.look(cfg, learner=learner)
@@ -111,13 +111,23 @@ def _model(cfg: RunConfig) -> Iterator[tuple[Finding, Any]]:
     yield from _tokenizer(cfg)
 
 
-def _value_model(name: str) -> Finding:
+def _value_model(cfg: RunConfig, name: str) -> Finding:
+    from learner.settings import other_shape
+
     try:
-        return Finding("ok", "model", f"{name} ({hub.model_settings(name, 'critic.value_model')[1]}): the value model starts from it")
+        settings, place = hub.model_settings(name, "critic.value_model")
     except hub.Unseen as reason:
         return Finding("unseen", "model", f"critic.value_model = {name!r} {reason}; it is looked at when the run starts")
     except UserError as error:
         return Finding("problem", "model", str(error))
+    try:
+        policy = hub.model_settings(cfg.model.model)[0]
+    except (hub.Unseen, UserError):
+        policy = {}  # told of the model itself
+    if cfg.model.model == "tiny":
+        policy = {"model_type": "qwen3", "hidden_size": cfg.model.tiny_hidden, "num_hidden_layers": cfg.model.tiny_layers}
+    wrong = other_shape(name, settings, policy)
+    return Finding("problem", "model", wrong) if wrong else Finding("ok", "model", f"{name} ({place}): the value model starts from it")
 
 
 def _tokenizer(cfg: RunConfig) -> Iterator[tuple[Finding, Any]]:

@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen
 
 from learner.config import ModelConfig
 from learner.logprob import chunked_logprobs
+from learner.settings import SAME_SHAPE, other_shape
 from rollout.errors import UserError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -163,9 +164,6 @@ def load_value(model: str, config: ModelConfig, *, mesh: DeviceMesh, device: tor
     return value.to(device) if device.type != "cpu" else value
 
 
-SAME_SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
-
-
 def check_value_model(value_model: str, model: str, trust_remote_code: bool) -> None:
     """Raises UserError where a checkpoint for the value model is not of the policy's architecture; reads their settings alone."""
     try:
@@ -173,13 +171,9 @@ def check_value_model(value_model: str, model: str, trust_remote_code: bool) -> 
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"value_model = {value_model!r} could not be loaded ({reason}): give a causal model like the policy's") from error
-    for name in SAME_SHAPE:
-        here, there = getattr(mine, name, None), getattr(policy, name, None)
-        if here != there:
-            raise UserError(
-                f"value_model = {value_model!r} has {name} = {here} and the policy {there}: give a checkpoint of the policy's "
-                "architecture, or leave value_model out"
-            )
+    shapes = ({name: getattr(model, name, None) for name in SAME_SHAPE} for model in (mine, policy))
+    if wrong := other_shape(value_model, *shapes):
+        raise UserError(wrong)
 
 
 def shard(model: nn.Module, decoder: nn.Module, config: ModelConfig, *, mesh: DeviceMesh) -> None:

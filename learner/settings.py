@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from learner.config import CriticConfig, ModelConfig, ObjectiveConfig, OptimConfig
 
@@ -23,6 +25,20 @@ LOSS_FLAGS = (
     "mismatch_low",
     "loss_agg",
 )
+
+SAME_SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
+
+
+def other_shape(value_model: str, value: Mapping[str, Any], policy: Mapping[str, Any]) -> str:
+    """One sentence on the first setting of SAME_SHAPE in which both are known and differ; empty where there is none."""
+    for name in SAME_SHAPE:
+        here, there = value.get(name), policy.get(name)
+        if here is not None and there is not None and here != there:
+            return (
+                f"value_model = {value_model!r} has {name} = {here} and the policy {there}: give a checkpoint of the policy's "
+                "architecture, or leave value_model out"
+            )
+    return ""
 
 
 @dataclass(frozen=True)

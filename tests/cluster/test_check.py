@@ -219,6 +219,10 @@ def test_a_mistyped_path_below_a_folder_that_is_here(tmp_path: Path, monkeypatch
     [said] = problems("--sources", '[{"hub": "u/nope", "verifier": "gsm8k"}]')
     assert "data.sources[0]: hub = 'u/nope'" in said and "folder u" in said
     assert problems(*critic, "--value_model", "m") == []
+    (tmp_path / "m" / "config.json").write_text(json.dumps({"model_type": "qwen3", "num_hidden_layers": 4}))
+    assert problems("--baseline", "critic", "--adv_norm", "batch", "--value_model", "m") == []
+    [said] = problems("--baseline", "critic", "--adv_norm", "batch", "--value_model", "m", "--tiny_layers", "7")
+    assert said.startswith("value_model = 'm' has ") and "architecture" in said
 
 
 def test_a_folder_without_tokenizer_files_blames_the_model(tmp_path: Path) -> None:
