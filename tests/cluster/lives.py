@@ -17,6 +17,7 @@ import random
 import signal
 import sys
 import tempfile
+import traceback
 from dataclasses import replace
 from typing import Any
 
@@ -171,6 +172,8 @@ def fork(life: dict[str, Any]) -> dict[str, Any]:
             code = 1
             try:
                 code = live(life)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 sys.stdout.flush()
                 sys.stderr.flush()

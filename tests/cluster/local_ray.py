@@ -140,5 +140,5 @@ def install(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     patch.setattr(Rollout, "pids", lambda self: [])  # an engine's processes are killed at the end, and this is ours
     patch.setattr(live.Live, "set", lambda self, metrics: None)
-    for name, value in {"join": lambda cfg: None, "reserve": lambda cfg: Places(), "leave": lambda: None}.items():
+    for name, value in {"join": lambda cfg: None, "reserve": lambda cfg, **rest: Places(), "leave": lambda: None}.items():
         patch.setattr(placement, name, value)

@@ -160,3 +160,18 @@ def test_other_speeds_of_the_engines_change_nothing(whole: Whole, lives: Lives, 
     assert done["code"] == 0, done["text"]
     assert done["arrived"] != whole.arrived != sorted(whole.arrived), "groups did come back in other orders"
     assert_equal(whole.run_dir, run_dir, staleness)
+
+
+def test_a_critic_is_part_of_the_run(lives: Lives, tmp_path: Path) -> None:
+    """Killed while the policy is frozen, and again while both learn: value model, its optimiser and its place in pre-training come back."""
+    flags = ["--variant", "vapo", "--value_pretrain", "3", "--steps", "4", "--max_staleness", "0"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    done = lives("--run_dir", str(whole), *flags)
+    assert done["code"] == 0, done["text"]
+    for resume, kill in enumerate([("training", 2), ("saving the learner", 5), None]):
+        done = lives("--run_dir", str(killed), *flags, *["--resume"][: bool(resume)], kill=kill, seed=resume)
+        assert done["code"] == (-9 if kill else 0), done["text"]
+    assert learner(whole, 7) == learner(killed, 7) and any("value" in k for k in map(str, learner(whole, 7)["manifest"].items()))
+    found = rows(whole / "metrics.jsonl", TIMED)
+    assert found == rows(killed / "metrics.jsonl", TIMED) and [row["critic/frozen"] for row in found] == [1.0] * 3 + [0.0] * 4
+    assert books(whole) == books(killed)
