@@ -26,7 +26,7 @@ from rollout.records import Completion, Group, Prompt, Span
 from verifier.records import ScoredGroup
 from verifier.verdict import Verdict
 
-FORMAT = "winnow-checkpoint-1"
+FORMAT = "winnow-checkpoint-2"
 CONTROLLER, GROUPS, MANIFEST, LEARNER = "controller.json", "groups.npz", "manifest.json", "learner"
 
 
@@ -56,11 +56,23 @@ def partial_of(run_dir: Path, step: int) -> Path:
 
 
 def begin(run_dir: Path, step: int) -> Path:
-    """A fresh partial folder; returns the place of the learner's part."""
+    """A fresh partial folder; returns the place of the learner's part. What a crash left half-written goes."""
     partial = partial_of(run_dir, step)
-    shutil.rmtree(partial, ignore_errors=True)
+    _mend(run_dir)
+    for left in partial.parent.glob(".step-*.partial"):
+        shutil.rmtree(left, ignore_errors=True)
     partial.mkdir(parents=True)
     return partial / LEARNER
+
+
+def _mend(run_dir: Path) -> None:
+    """A crash between the two renames of `finish` leaves the checkpoint that was to be replaced under another name: put it back."""
+    for before in (run_dir / "checkpoints").glob(".step-*.before"):
+        folder = before.with_name(before.name.removeprefix(".").removesuffix(".before"))
+        if folder.exists():
+            shutil.rmtree(before, ignore_errors=True)
+        else:
+            os.replace(before, folder)
 
 
 def finish(run_dir: Path, step: int, controller: Mapping[str, Any], groups: Mapping[int, ScoredGroup], keep: int) -> Path:
@@ -96,6 +108,7 @@ def newest_good(run_dir: Path, say: Any = print) -> Saved | None:
     Raises UserError when there are checkpoints and every one is damaged.
     """
     problem: UserError | None = None
+    _mend(run_dir)
     for step in reversed(steps_in(run_dir)):
         try:
             return read(folder_of(run_dir, step))

@@ -70,6 +70,7 @@ class ClusterConfig(BaseModel):
     placement_timeout: float = Field(600.0, gt=0, description="seconds to wait for the actors' places, where they may still come")
     autoscaling: bool = Field(False, description="the cluster adds nodes by itself: wait for them where it lacks what the run needs")
     start_timeout: float = Field(600.0, gt=0, description="seconds to wait for the actors' start")
+    watchdog_seconds: float = Field(60.0, gt=0, description="a wait of the loop that takes so long is said in a line, again at twice, four times … that")
     max_restarts: int = Field(
         20, ge=0, description="engines, verifiers and learners that may be made again after a fault before the run stops"
     )
@@ -153,6 +154,8 @@ def _check_run(cfg: RunConfig) -> Iterator[str]:
 
 def _check_sources(cfg: RunConfig) -> Iterator[str]:
     data = cfg.data
+    if data.curriculum_floor != DataConfig().curriculum_floor and not data.curriculum:
+        yield f"data.curriculum_floor = {data.curriculum_floor} means nothing with data.curriculum = false: set curriculum to true"
     if not data.sources:
         yield 'data.sources = [] leaves nothing to train on: give at least one source, such as task = "addition"'
     for key, sources in (("data.sources", data.sources), ("data.eval_sources", data.eval_sources)):
@@ -183,6 +186,16 @@ def _check_sampling(cfg: RunConfig) -> Iterator[str]:
         yield (
             f"rollout.max_model_len = {roll.max_model_len} holds no prompt of data.max_prompt_tokens = {cfg.data.max_prompt_tokens} "
             f"with an answer of rollout.max_tokens = {roll.max_tokens}: raise it to {need} or lower one of the two"
+        )
+    if roll.weight_update == "drained" and roll.max_staleness == 0:
+        yield (
+            "rollout.weight_update = 'drained' means nothing with rollout.max_staleness = 0, where no answer is under way at an update: "
+            "set weight_update to in_flight or max_staleness to 1"
+        )
+    if roll.weight_update == "drained" and roll.kv_on_update == "keep":
+        yield (
+            "rollout.kv_on_update = 'keep' means nothing with rollout.weight_update = 'drained', where no answer is under way at an update: "
+            "remove one of the two"
         )
     if roll.max_staleness > 0 and cfg.buffer.overprovision > 0:
         yield (

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import ray
@@ -69,32 +70,45 @@ class Generation:
         self.error: BaseException | None = None
         self.stopping = False
         self.load = EngineLoad(len(services.engines))
+        self._last_chances: dict[int, int] = {}  # groups in their last attempt: uid -> engine
+        self._draining: set[int] = set()  # engines that are given no group until they have new weights
+        self._left = asyncio.Event()  # a group has left its engine
         self._next_verifier = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def dispatch(self) -> None:
         """Send as many groups as the admission rule allows; those to be sent again come first."""
-        again = self.buffer.requeued()
-        while not self.stopping:
-            uid = again[0] if again else None
+        for uid in () if self.stopping else self.buffer.requeued():
             index = self._engine_for(uid)
+            if index is not None:
+                self._send(self.prompts[uid], index)
+        while not self.stopping:
+            index = self._engine_for(None)
             if index is None:
                 return
-            prompt = self.stream.next() if uid is None else self.prompts[uid]
+            prompt = self.stream.next()
             if prompt is None:
                 self.buffer.exhaust()
                 return
-            again = again[1:]
-            self.prompts[prompt.uid] = prompt
-            attempt = self.buffer.dispatch(prompt.uid, index, self.sync.versions[index])
-            self.load.add(index, 1)
-            task = asyncio.ensure_future(self._follow(prompt, attempt, index))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._send(prompt, index)
+
+    def _send(self, prompt: Prompt, index: int) -> None:
+        self.prompts[prompt.uid] = prompt
+        if self.buffer.last_chance(prompt.uid):
+            self._last_chances[prompt.uid] = index
+        attempt = self.buffer.dispatch(prompt.uid, index, self.sync.versions[index])
+        self.load.add(index, 1)
+        task = asyncio.ensure_future(self._follow(prompt, attempt, index))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _engine_for(self, uid: int | None) -> int | None:
-        """The engine with the fewest groups among those that live and whose version the admission rule allows."""
-        for index in sorted(self.health.alive(), key=lambda i: self.load.groups[i]):
+        """The engine with the fewest groups among those that live and whose version the admission rule allows.
+
+        No two groups have their last attempt on one engine at a time: a prompt that crashes every engine ends no other group.
+        """
+        taken = set(self._last_chances.values()) if uid is not None and self.buffer.last_chance(uid) else set()
+        for index in sorted(set(self.health.alive()) - self._draining - taken, key=lambda i: self.load.groups[i]):
             if self.buffer.may_dispatch(self.sync.versions[index], uid):
                 return index
         return None
@@ -106,7 +120,7 @@ class Generation:
             receipt, group = await self._generate(prompt, attempt, index)
             tokens = receipt.tokens
             self.buffer.generated(prompt.uid, attempt)
-            summary, scored = await self._verify(group)
+            summary, scored = await self._verify(group, prompt.uid, attempt)
             self.buffer.scored(prompt.uid, attempt, summary, scored)
         except (ray.exceptions.RayError, TimeoutError) as error:
             self.buffer.attempt_failed(prompt.uid, attempt, reason_of(error), tokens)
@@ -133,13 +147,31 @@ class Generation:
             raise
         finally:
             self.load.add(index, -1)
+            self._last_chances.pop(prompt.uid, None)
+            self._left.set()
 
-    async def _verify(self, group: Any) -> tuple[GroupSummary, Any]:
+    @asynccontextmanager
+    async def drained(self, index: int) -> AsyncIterator[float]:
+        """The engine is idle inside, and is sent nothing; gives the seconds that its groups took to end, each within its deadline."""
+        started = time.monotonic()
+        self._draining.add(index)
+        try:
+            while self.load.groups[index]:
+                self._left.clear()
+                await self._left.wait()
+            yield time.monotonic() - started
+        finally:
+            self._draining.discard(index)
+            self.changed.set()
+
+    async def _verify(self, group: Any, uid: int, attempt: int) -> tuple[GroupSummary, Any]:
         """The summary, and a reference to the scored group; another verifier is asked when one is lost."""
         limit = self.config.verify.verify_timeout * (self.config.rollout.group_size + 1) + DEADLINE_SLACK
         for chance in range(self.config.rollout.attempts):
             last = chance == self.config.rollout.attempts - 1
-            actor = self.services.verifiers[next(self._next_verifier) % len(self.services.verifiers)]
+            index = next(self._next_verifier) % len(self.services.verifiers)
+            actor = self.services.verifiers[index]
+            self.buffer.at_verifier(uid, attempt, index)
             summary, scored = actor.score.options(num_returns=2).remote(group)
             try:
                 return await asyncio.wait_for(as_coroutine(summary), limit), scored

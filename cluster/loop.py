@@ -17,23 +17,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from cluster.config import RunConfig
 from cluster.evaluate import EvalStats, Evaluator
 from cluster.generation import Generation
-from cluster.health import Health, RunFailed, on_ranks
+from cluster.health import Health, RunFailed, on_ranks, put_away
 from cluster.services import Services
+from cluster.watchdog import Watchdog
 from cluster.weights import TransferStats, WeightSync
+from learner.abandon import Abandoned
 from learner.buffer import SamplingBuffer
 from learner.buffer_records import CutBatch, StepSummary
 from learner.ledger import BatchTokens
 from learner.records import StepStats, TrainGroup
 from rollout.prompts import PromptStream
 
+WAITS = "waits for groups"
 STAGES_EVERY = 1.0  # seconds between two looks at what each stage does
+STOP_GRACE = 5.0  # seconds that a step may still take once a stop was asked for
+
+
+class StepGivenUp(RuntimeError):
+    """A stop was asked for, and the learner could neither end its step nor leave it unchanged in time: it must not be saved."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,15 @@ class StepTimes:
 
 
 @dataclass(frozen=True)
+class PromptTotals:
+    """Passes begun over the prompts when the batch's last group was drawn; rows retired, and dropped as overlong, so far."""
+
+    epoch: int
+    retired: int
+    dropped: int
+
+
+@dataclass(frozen=True)
 class StepReport:
     """All that is known of one step."""
 
@@ -63,6 +80,7 @@ class StepReport:
     transfer: TransferStats | None
     evaluation: EvalStats | None
     times: StepTimes
+    prompts: PromptTotals
 
 
 class Loop:
@@ -96,8 +114,13 @@ class Loop:
         self.health = health
         evaluator.revive = self.revive
         self.generation = Generation(config, services, stream, buffer, sync, health)
-        self.doing = "starts"
+        if config.rollout.weight_update == "drained":
+            sync.drained = self.generation.drained
+        self.doing, self._since = "starts", time.monotonic()
+        self.watchdog = Watchdog(config.cluster.watchdog_seconds, health.note)
         self.evaluation_due = False
+        self._epoch = 0
+        self._evaluated = 0  # the step that was evaluated last
         self._changed = health.changed
         self._stop = asyncio.Event()
         self._reviving = asyncio.Lock()
@@ -115,7 +138,7 @@ class Loop:
         return self.buffer.batches
 
     def stop(self) -> None:
-        """Ask for an end: the batch at work is finished, nothing more is begun."""
+        """Ask for an end: the batch at work is finished or given up, nothing more is begun."""
         self.generation.stopping = True
         self._stop.set()
         self._changed.set()
@@ -131,12 +154,18 @@ class Loop:
                 self.generation.load.take_idle()
                 batch = await self._timed("wait", self.fill())
                 if batch is None:
+                    await self._prompts_ended()
                     break
                 train = await self._timed("train", self.learn(batch))
+                if train is None:
+                    break
                 transfer = await self._timed("publish", self.publish())
                 self._spent["engines_idle"] = self.generation.load.take_idle()
                 evaluation = await self._timed("evaluate", self.evaluate())
-                self.report(StepReport(self.step, batch, self.buffer.step_summary(), train, transfer, evaluation, self._times(started)))
+                summary = self.buffer.step_summary()
+                self.stream.note(summary.results)
+                totals = self._prompt_totals()
+                self.report(StepReport(self.step, batch, summary, train, transfer, evaluation, self._times(started), totals))
                 await self._timed("checkpoint", self.save())  # last, so that it holds all that was said of the step
         finally:
             self.health.close()
@@ -150,7 +179,7 @@ class Loop:
 
     async def fill(self) -> CutBatch | None:
         """The next batch, or None when there is none any more. Raises RefillError under `on_refill_limit = raise`."""
-        self.doing = "waits for groups"
+        self._begin(WAITS)
         while not self.stopping:
             self._changed.clear()  # before anything is looked at, so that no change is missed
             await self.rejoin()
@@ -197,17 +226,20 @@ class Loop:
         if self._loading in done:
             await self._loaded()
 
-    async def learn(self, batch: CutBatch) -> StepStats:
-        """The batch through every learner rank, then into the books."""
-        self.doing = "trains"
+    async def learn(self, batch: CutBatch) -> StepStats | None:
+        """The batch through every learner rank, then into the books; None when it was given up for a stop, and is given out again later."""
+        self._begin("trains")
         size = self.config.rollout.group_size
         groups = (*(TrainGroup.of(s) for s in batch.summaries), *(TrainGroup.filler(-1 - i, size) for i in range(batch.fillers)))
         names = batch.summaries[0].names
         refs = dict(zip(batch.uids, batch.payloads, strict=True))
-        stats: StepStats = (await on_ranks(self.services, "train", batch.index, groups, names, refs))[0]
+        stats = await self._ended_or_given_up(on_ranks(self.services, "train", batch.index, groups, names, refs))
+        if stats is None:
+            return None
         failed = set(stats.failed)
         total = sum(s.tokens for s in batch.summaries if s.uid not in failed)
         masked = {reason: stats.masked_tokens.get(reason, 0) for reason in ("overlong", "error", "mismatch")}
+        self._epoch = max(self.generation.prompts[uid].epoch for uid in batch.uids) + 1
         self.buffer.commit(batch, BatchTokens(trained=total - sum(masked.values()), **masked), failed=failed)
         self.generation.forget()
         if stats.nonfinite_in_a_row >= self.config.optim.max_nonfinite_steps:
@@ -217,9 +249,29 @@ class Loop:
             )
         return stats
 
+    async def _ended_or_given_up(self, work: Coroutine[Any, Any, list[StepStats]]) -> StepStats | None:
+        """The step's statistics. After a stop it may end within `STOP_GRACE`, or leave the learner unchanged (None), else StepGivenUp."""
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                for rank in self.services.ranks:
+                    rank.abandon.remote()
+                await asyncio.wait((task,), timeout=STOP_GRACE)
+            if not task.done():
+                for rank in self.services.ranks:
+                    put_away(rank)
+                raise StepGivenUp(f"step {self.step + 1} had not ended {STOP_GRACE:g} s after the stop, and is given up")
+            return task.result()[0]
+        except Abandoned:
+            return None
+        finally:
+            stop.cancel()
+            task.cancel()
+
     async def publish(self) -> TransferStats | None:
         """The new version on its way. Engines load it while the loop goes on; what they have loaded before is returned."""
-        self.doing = "publishes weights"
+        self._begin("publishes weights")
         before = await self._loaded()
         started = time.monotonic()
         published = await self.sync.publish(self.step)
@@ -243,14 +295,23 @@ class Loop:
             return None
         return await self.evaluate_now()
 
+    async def _prompts_ended(self) -> None:
+        """No batch came: if that is not for a stop, this version is the last, and is evaluated."""
+        if self.stopping:
+            return
+        self.health.note(f"every prompt is retired or too long: the run ends after {self.step} of {self.config.batches} batches")
+        if self.evaluator.prompts and self._evaluated != self.step:
+            await self.evaluate_now()
+
     async def evaluate_now(self) -> EvalStats | None:
         """Held-out accuracy of this version; after a stop in the middle it is due again when the run goes on."""
-        self.doing = "evaluates"
+        self._begin("evaluates")
         self.evaluation_due = True
         await self._loaded()
         stats = await self._unless_stopped(self.evaluator.run())
         if stats is not None:
             self.evaluation_due = False
+            self._evaluated = self.step
             await self.evaluated(self.step, stats)
         return stats
 
@@ -268,8 +329,11 @@ class Loop:
         """A checkpoint, when it is due."""
         every = self.config.log.checkpoint_every
         if every and self.step % every == 0 and self.step < self.config.batches:
-            self.doing = "writes a checkpoint"
+            self._begin("writes a checkpoint")
             await self.checkpoint()
+
+    def _begin(self, doing: str) -> None:
+        self.doing, self._since = doing, time.monotonic()
 
     # -- what it says -----------------------------------------------------------------------------------------------
 
@@ -280,12 +344,27 @@ class Loop:
         finally:
             self._spent[name] = time.monotonic() - started
 
+    def _prompt_totals(self) -> PromptTotals:
+        sources = self.stream.stats()
+        return PromptTotals(self._epoch, sum(s.retired for s in sources), sum(s.overlong for s in sources))
+
     def _times(self, started: float) -> StepTimes:
         return StepTimes(**self._spent, total=time.monotonic() - started)
+
+    def _look(self) -> None:
+        """Show the watchdog what is waited for."""
+        waiting, step = self.buffer.waiting_for(), self.step + 1
+        if self.doing == WAITS and waiting.stage != "nothing":
+            what: Hashable = (waiting.stage, waiting.uid, waiting.attempt)
+            self.watchdog.look(what, f"step {step} waits: {waiting}", waiting.seconds)
+            return
+        seconds, versions = time.monotonic() - self._since, ", ".join(map(str, self.sync.versions))
+        self.watchdog.look((self.doing, step), f"the loop {self.doing}, for {seconds:.1f} s; engines have versions {versions}", seconds)
 
     async def _watch(self) -> None:
         """Tells what each stage does and waits for."""
         while True:
+            self._look()
             held = [asdict(w) for w in self.buffer.held()]
             count = {stage: sum(w["stage"] == stage for w in held) for stage in ("queued", "generating", "verifying")}
             self.stages(

@@ -20,7 +20,7 @@ from cluster.config import RunConfig
 from cluster.display import Display
 from cluster.evaluate import EvalStats, Evaluator
 from cluster.health import Health, LifeLost, RunFailed, on_ranks
-from cluster.loop import Loop
+from cluster.loop import Loop, StepGivenUp
 from cluster.prepare import Prepared, prepare, transfer_backend, warmup_examples
 from cluster.record import Recorder
 from cluster.runfolder import RunFolder, has_run, write_json
@@ -99,6 +99,10 @@ class Session:
             await self.live()
         except asyncio.CancelledError:
             code = INTERRUPTED
+        except StepGivenUp as error:
+            steps = checkpoint.steps_in(self.run_dir)
+            begins = f"from the checkpoint of step {steps[-1]}" if steps else "from its beginning, for there is no checkpoint yet"
+            self.display.note(f"{error}: the run can go on {begins}, and what was trained since is trained again")
         except (RunFailed, RefillError, WeightError, LifeLost) as error:
             self.display.note(str(error))
             code = FAILED
@@ -154,7 +158,7 @@ class Session:
             assert self.work is not None
             self.work.cancel()
             return
-        self.display.note(f"{self.stop_signal}: ends after the batch at work and writes a checkpoint; once more ends at once")
+        self.display.note(f"{self.stop_signal}: ends or gives up the batch at work and writes a checkpoint; once more ends at once")
         self.loop.stop()
 
     async def end_life(self) -> None:

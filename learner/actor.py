@@ -1,7 +1,7 @@
 """The Ray shell of one learner rank: joins the process group, fetches its tokens, publishes weights. No logic of its own.
 
-Every method but `address`, `progress`, `release`, `read_published` and `pids` is a collective: the controller calls it
-on all ranks at once. The actor has two threads, so that `progress` can be asked while a rank works.
+Every method but `address`, `progress`, `abandon`, `release`, `read_published` and `pids` is a collective: the controller calls
+it on all ranks at once. The actor has two threads, so that `progress` and `abandon` can be called while a rank works.
 """
 
 from __future__ import annotations
@@ -84,6 +84,11 @@ class LearnerRank:
         needed = learner.needs(groups)
         tokens = dict(zip(needed, ray.get([refs[uid] for uid in needed]), strict=True))
         return learner.train_batch(Batch(index, groups, names, tokens))
+
+    def abandon(self) -> None:
+        """Give up the batch at work, if it has not taken an optimiser step yet: `train` then raises Abandoned."""
+        if self.learner is not None:
+            self.learner.abandonment.ask()
 
     def warm_up(self, batches: Sequence[Sequence[Example]], lr: float) -> list[WarmupStep]:
         """The supervised phase."""

@@ -89,6 +89,11 @@ class SamplingBuffer:
         """Groups that wait for another dispatch (after a failed attempt, lost data or a resume), in order; send them first."""
         return [uid for uid in self._order.flight if self.ledger.state(uid) == "queued"]
 
+    def last_chance(self, uid: int) -> bool:
+        """True for a group that has failed so often that its next or present attempt is its last."""
+        slot = self._order.groups.get(uid)
+        return slot is not None and 0 < slot.failures == self.attempts - 1
+
     def held(self) -> list[Waiting]:
         """Every group in flight, in dispatch order, with its stage, engine, attempt and the seconds in that stage."""
         now = self._clock()
@@ -155,6 +160,11 @@ class SamplingBuffer:
             self._tick()
             self._move(uid, "verifying")
         return True
+
+    def at_verifier(self, uid: int, attempt: int, verifier: int) -> None:
+        """Which verifier has the group, for whoever asks what is waited for."""
+        if self._current(uid, attempt):
+            self._order.groups[uid].verifier = verifier
 
     def scored(self, uid: int, attempt: int, summary: GroupSummary, payload: Any) -> Outcome:
         """A whole group with its rewards. The first result of the current attempt counts; any other only books its tokens."""

@@ -25,6 +25,7 @@ class Slot:
     version: int = 0  # that the engine had acknowledged at dispatch
     kind: str = ""  # of a kept group without signal (filter_groups off): all_right, all_wrong or equal
     engine: int | None = None
+    verifier: int | None = None  # of a group that is verified
     since: float = 0.0  # clock, of its present state
     summary: GroupSummary | None = None  # of a kept group
     payload: Any = None

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from learner.abandon import Abandoned, Abandonment
 from learner.answers import AnswerTable, batch_advantages, by_group, split_groups, tabulate
 from learner.checkpoint import VALUE, Counters, Trained, export_hf, load_checkpoint, save_checkpoint
 from learner.critic import Critic
@@ -45,6 +46,10 @@ class Learner:
         self.policy = load_policy(settings.model, settings.config, mesh=self.mesh, device=device)
         self.optimizer = make_adamw(self.policy, settings.optim)
         self.counters = Counters()
+        # On GPUs the ranks agree to give up a step over a group of their CPUs, so that no kernel is waited for.
+        self._cpus = dist.new_group(backend="gloo") if device.type == "cuda" and self.ranks > 1 else None
+        self.abandonment = Abandonment(lambda asked: self.all_max(asked, self._cpus))
+        self._changed = False  # whether the batch at work has taken an optimiser step
         self._reference: Policy | None = None
         self._reference_source: str | None = settings.reference or settings.model
         self._critic: Critic | None = None
@@ -105,7 +110,20 @@ class Learner:
     # Training
 
     def train_batch(self, batch: Batch) -> StepStats:
-        """Advantages once, then M mini-batches x E epochs of optimiser steps. The same stats on every rank."""
+        """Advantages once, then M mini-batches x E epochs of optimiser steps. The same stats on every rank.
+
+        Raises Abandoned, with the learner as it was before, when that was asked for before the first optimiser step is taken.
+        """
+        self._changed = False
+        try:
+            return self._train_batch(batch)
+        except Abandoned:
+            for one in self._trained():
+                one.optimizer.zero_grad()
+                free_gathered(one.model)
+            raise
+
+    def _train_batch(self, batch: Batch) -> StepStats:
         clock = Clock()
         frozen = self.has_critic and batch.index < self.settings.critic.value_pretrain
         judged = not frozen or self.kl_in_reward  # whether log-probabilities of the batch are needed at all
@@ -190,6 +208,7 @@ class Learner:
             return OptimiserStep(loss=0.0, grad_norm=0.0, lr=lr, tokens=0, answers=0, micro_batches=0, skipped="empty"), total
         with clock.part("forward_backward"):
             for micro in () if frozen else part.micro:
+                self._heed()
                 loss, out, new_N = self._loss(micro, part, advantage_A)
                 loss.backward()
                 total = total + out.sums
@@ -208,6 +227,7 @@ class Learner:
                 grads = local_gradients(self.policy.parameters())
                 updates.append(Update(self.optimizer, grads, policy_loss, gradient_norm(grads, self.all_reduce, self.device), lr))
             finite = all(update.finite for update in updates)
+            self._changed = True
             for update in updates:
                 if finite:
                     update.take(self.settings.optim.grad_clip)
@@ -263,8 +283,14 @@ class Learner:
         """Log-probabilities of every token under `model`, kept in the micro-batches as `name`."""
         with torch.no_grad():
             for micro in (m for part in parts for m in part.micro):
+                self._heed()
                 setattr(micro, name, self._forward(model, micro, with_entropy=False)[0])
         free_gathered(model)
+
+    def _heed(self) -> None:
+        """Between two micro-batches: give the batch up if that is asked for and still possible."""
+        if not self._changed:
+            self.abandonment.check()
 
     def _count_step(self, nonfinite_in_a_row: int, frozen: bool) -> None:
         self.counters = replace(
@@ -278,9 +304,9 @@ class Learner:
         """Sum over ranks, in place."""
         dist.all_reduce(tensor)
 
-    def all_max(self, tensor: Tensor) -> None:
+    def all_max(self, tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
         """The largest over ranks, in place."""
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
 
     # Besides training
 
