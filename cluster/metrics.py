@@ -175,6 +175,7 @@ TABLE: tuple[Metric, ...] = (
     M("seconds_elapsed", "time/elapsed", "s", "total", "wall-clock time since the run, or its resumption, began"),
     M("transfer.seconds", "sync/seconds", "s", "sum", "a transfer of weights, from the shards to every engine's acknowledgement"),
     M("transfer.seconds_publish", "sync/seconds_publish", "s", "sum", "the learner's part of it"),
+    M("transfer.seconds_drained", "sync/seconds_drained", "s", "max", "engines ending their answers before it (`weight_update = drained`)"),
     M("transfer.seconds_paused", "sync/seconds_paused", "s", "max", "the engines' pause for it, the longest"),
     M("transfer.size", "sync/bytes", "B", "sum", "bytes of it, to one engine"),
     M("buffer.seconds_generate", "time/group_generate", "s", "mean", "generation of a group, from its dispatch in the engine"),
@@ -190,7 +191,8 @@ TABLE: tuple[Metric, ...] = (
     M("eval.maj_at_k", "eval/maj_at_k", "1", "share", "prompts whose most frequent answer among k is right"),
     # where the run is
     M("version", "run/version", "batches", "last", "policy version: batches committed"),
-    M("epoch", "run/epoch", "epochs", "last", "passes begun over the prompts"),
+    M("epoch", "run/epoch", "epochs", "last", "passes begun over the prompts when the batch's last group was drawn"),
+    M("prompts_retired", "run/prompts_retired", "prompts", "total", "prompts retired because they stayed solved (`retire_after`)"),
     M("prompts_dropped", "run/prompts_dropped", "prompts", "total", "prompts dropped because they are longer than `max_prompt_tokens`"),
     M("resident_gb", "run/resident_gb", "GiB", "last", "resident memory of all processes of the run on this machine"),
 )
@@ -319,6 +321,9 @@ def step_record(report: StepReport, ledger: Ledger) -> dict[str, float]:
         "seconds_sync": times.publish,
         "seconds_eval": times.evaluate,
         "seconds_checkpoint": times.checkpoint,
+        "epoch": report.prompts.epoch,
+        "prompts_retired": report.prompts.retired,
+        "prompts_dropped": report.prompts.dropped,
     }
     if report.transfer is not None:
         found |= {k: v for k, v in flat("transfer", report.transfer).items() if k != "transfer.version"}

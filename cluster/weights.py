@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +22,12 @@ class WeightError(RuntimeError):
 
 @dataclass(frozen=True)
 class TransferStats:
-    """One transfer, in seconds: the learner's part, the engines' pause (the longest), and all of it."""
+    """One transfer, in seconds: the learner's part, the wait for engines to drain and their pause (the longest), and all of it."""
 
     version: int
     size: int  # bytes
     seconds_publish: float
+    seconds_drained: float
     seconds_paused: float
     seconds: float
 
@@ -41,6 +43,7 @@ class WeightSync:
         self.workers = workers
         self.versions = [-1] * len(services.engines)
         self.attempt = 0
+        self.drained: Callable[[int], AbstractAsyncContextManager[float]] = at_once
         self._joined = False
 
     async def publish(self, version: int) -> WeightManifest | TransferStats:
@@ -67,6 +70,7 @@ class WeightSync:
             published.version,
             published.size,
             seconds_publish,
+            max((r["seconds_drained"] for r in reports), default=0.0),
             max((r["seconds_paused"] for r in reports), default=0.0),
             seconds_publish + time.monotonic() - started,
         )
@@ -78,6 +82,11 @@ class WeightSync:
         return await self.load(published, time.monotonic() - started, only)
 
     async def _load_one(self, index: int, manifest: WeightManifest) -> dict[str, Any] | None:
+        async with self.drained(index) as seconds:
+            report = await self._load_now(index, manifest)
+        return None if report is None else report | {"seconds_drained": seconds}
+
+    async def _load_now(self, index: int, manifest: WeightManifest) -> dict[str, Any] | None:
         engine = self.services.engines[index]
         try:
             host = await as_coroutine(engine.host.remote())
@@ -103,11 +112,20 @@ class WeightSync:
             join = (self.backend, self.services.engines, self.workers, address, port)
             await on_ranks(self.services, "join_transfer", *join)
             self._joined = True
-        await on_ranks(self.services, "send")
-        await self.services.each(self.services.engines, "update_weight_version", str(version))
-        self.versions = [version] * len(self.versions)
-        seconds = time.monotonic() - started
-        return TransferStats(version, 0, seconds, seconds, seconds)
+        async with AsyncExitStack() as idle:
+            drained = await asyncio.gather(*(idle.enter_async_context(self.drained(i)) for i in range(len(self.versions))))
+            paused = time.monotonic()
+            await on_ranks(self.services, "send")
+            await self.services.each(self.services.engines, "update_weight_version", str(version))
+            self.versions = [version] * len(self.versions)
+        seconds = time.monotonic() - paused
+        return TransferStats(version, 0, seconds, max(drained), seconds, time.monotonic() - started)
+
+
+@asynccontextmanager
+async def at_once(index: int) -> AsyncIterator[float]:
+    """An engine takes new weights in the middle of its answers: nothing is waited for."""
+    yield 0.0
 
 
 def check_report(index: int, manifest: WeightManifest, report: dict[str, Any]) -> None:

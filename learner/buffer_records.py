@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from learner.ledger import state_name
+from rollout.records import PromptResult
 from verifier.records import GroupSummary
 
 Stage = Literal["queued", "generating", "verifying", "prompts", "learner", "nothing"]
@@ -82,7 +83,7 @@ def refill_sentence(unkept: int, limit: int, kept: int, size: int, policy: str) 
 
 @dataclass(frozen=True)
 class StepSummary:
-    """Statistics over all groups scored since the last summary, dropped ones included; NaN where nothing was counted.
+    """Statistics over a step's groups in dispatch order, dropped ones included; NaN where nothing was counted.
 
     Shares are of the groups that have rewards (`judged`), or of answers where said. `right` is a reward ≥ 1, `wrong` one ≤ 0.
     """
@@ -107,7 +108,8 @@ class StepSummary:
     seconds_verify: float  # mean over groups
     reward_by_source: Mapping[str, float]
     informative_by_source: Mapping[str, float]
-    dispatched: int  # groups dispatched for the first time
+    results: tuple[PromptResult, ...]  # of the groups scored, in dispatch order
+    dispatched: int  # groups, whatever became of them
     unkept: int  # groups resolved without being kept: the refill
     failed: Mapping[str, int]  # groups failed, by reason
     attempts_failed: int

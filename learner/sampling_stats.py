@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from learner.admission import RIGHT, WRONG
+from rollout.records import PromptResult
 from verifier.records import GroupSummary
 
 NAN = float("nan")
@@ -25,6 +26,7 @@ class _Scored:
 
     judgement: str
     source: str
+    row: str
     answers: int
     rewarded: int
     reward: float
@@ -47,6 +49,7 @@ def _scored(summary: GroupSummary, judgement: str) -> _Scored:
     return _Scored(
         judgement=judgement,
         source=summary.source,
+        row=summary.row,
         answers=len(summary.rewards_G),
         rewarded=int(known_G.sum()),
         reward=math.fsum(summary.rewards_G[known_G]),
@@ -127,6 +130,7 @@ class Window:
             "seconds_verify": _ratio(math.fsum(g.seconds_verify for g in every), len(every)),
             "reward_by_source": {s: _mean_reward([g for g in known if g.source == s]) for s in sources},
             "informative_by_source": {s: _share([g for g in judged if g.source == s], "informative") for s in sources},
+            "results": tuple(PromptResult(g.source, g.row, g.right, g.rewarded) for _, g in sorted(self.groups.items())),
             "dispatched": len(self.ends),
             "unkept": self.evidence()[1],
             "failed": self._failed(),

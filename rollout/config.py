@@ -41,6 +41,9 @@ class DataConfig(BaseModel):
     template: dict[str, Any] = Field(default_factory=dict, description="settings of the chat template, e.g. enable_thinking = false")
     max_prompt_tokens: Positive = Field(256, description="longest prompt, in tokens")
     overlong_prompts: Literal["drop", "error"] = Field("drop", description="prompts of more than max_prompt_tokens: drop (counted) or error")
+    retire_after: int = Field(0, ge=0, description="a prompt whose answers were all right in so many groups in a row is never drawn again; 0: off")
+    curriculum: bool = Field(False, description="prompts that were nearly always or nearly never solved are drawn less often")
+    curriculum_floor: float = Field(0.1, gt=0, le=1, description="with curriculum: least probability that a prompt is drawn when its turn comes in an epoch")
     shuffle: bool = Field(True, description="shuffle each epoch by the seed")
     heldout_share: float = Field(
         0.1, ge=0, lt=1, description="share of the questions, by a hash of their text, never trained on; not used when eval_sources are data sets"
@@ -73,6 +76,9 @@ class RolloutConfig(BaseModel):
     eager: bool = Field(False, description="no compilation and no CUDA graphs (always so on CPU)")
     engine_options: dict[str, Any] = Field(default_factory=dict, description="further arguments of vLLM's AsyncEngineArgs")
     max_staleness: int = Field(0, ge=0, description="batches by which the policy that generates may lag (k); 0: synchronous")
+    weight_update: Literal["in_flight", "drained"] = Field(
+        "in_flight", description="new weights come in the middle of answers (in_flight), or once an engine has finished those that it has (drained)"
+    )
     kv_on_update: Literal["keep", "recompute"] = Field("recompute", description="requests in flight at a weight update: keep their keys and values, or recompute them")
     group_timeout: float = Field(600.0, gt=0, description="seconds for one attempt at generating a group")
     attempts: Positive = Field(3, description="attempts at a group before it is failed(generation)")

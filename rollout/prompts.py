@@ -9,7 +9,7 @@ on both sides, even where it occurs twice. With `eval_sources` made of data sets
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ import numpy as np
 from rollout.chat import encode_prompt, require_template
 from rollout.config import DataConfig
 from rollout.errors import UserError
-from rollout.records import Prompt
+from rollout.mastery import Mastery
+from rollout.records import Prompt, PromptResult
 from rollout.sources import Row, Source, fingerprint, open_sources, rows_of
 
 ROUNDS = 6
@@ -58,6 +59,7 @@ class _Cursor:
     drawn: int = 0
     retired: set[int] = field(default_factory=set)
     overlong: set[int] = field(default_factory=set)
+    mastery: Mastery = field(default_factory=Mastery)
 
     @property
     def exhausted(self) -> bool:
@@ -165,6 +167,8 @@ class PromptStream:
                 cursor.epoch, cursor.position = cursor.epoch + 1, 0
             if index in cursor.retired or index in cursor.overlong or (prints is not None and self._held(prints[index])):
                 continue
+            if not cursor.mastery.drawn(index, f"{self.seed}/curriculum/{source.name}/{epoch}", self.config):
+                continue
             row = source.read(index)
             if prints is None and self.is_heldout(row.question):
                 continue
@@ -209,6 +213,16 @@ class PromptStream:
         assert not self.is_heldout(cursor.source.read(int(row)).question), f"row {row} of {source} is held out"
         cursor.overlong.discard(int(row))
         cursor.retired.add(int(row))
+        cursor.mastery.forget(int(row))
+
+    def note(self, results: Iterable[PromptResult]) -> None:
+        """What groups said of their prompts, in dispatch order: for `retire_after` and `curriculum`."""
+        if not (self.config.retire_after or self.config.curriculum):
+            return
+        for result in results:
+            cursor, row = self.cursors[result.source], int(result.row)
+            if row not in cursor.retired and result.answers and cursor.mastery.note(row, result.right, result.answers, self.config):
+                self.retire(result.source, result.row)
 
     # ---- held out, checks, state
 
@@ -261,7 +275,7 @@ class PromptStream:
         sources = {
             name: {
                 "data": self._digest(c.source), "epoch": c.epoch, "position": c.position, "drawn": c.drawn,
-                "retired": sorted(c.retired), "overlong": sorted(c.overlong),
+                "retired": sorted(c.retired), "overlong": sorted(c.overlong), "mastery": c.mastery.state(),
             }
             for name, c in self.cursors.items()
         }  # fmt: skip
@@ -286,6 +300,7 @@ class PromptStream:
                 )
             cursor.epoch, cursor.position, cursor.drawn = saved["epoch"], saved["position"], saved["drawn"]
             cursor.retired, cursor.overlong = set(saved["retired"]), set(saved["overlong"])
+            cursor.mastery = Mastery.load(saved["mastery"])
         self.uid = state["uid"]
 
     def _digest(self, source: Source) -> str:

@@ -35,6 +35,16 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class PromptResult:
+    """What a group says of its prompt: how many of the answers that have a reward were right."""
+
+    source: str
+    row: str
+    right: int
+    answers: int
+
+
+@dataclass(frozen=True)
 class Span:
     """Tokens `[start, stop)` of an answer, written under weight version `version`.
 

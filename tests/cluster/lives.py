@@ -2,10 +2,11 @@
 
     python -m tests.cluster.lives
 
-reads one life a line (JSON: `flags` of `winnow train`, `kill` = [stage, step] or null, `seed` of the engines' speeds) and answers each with
-a line: the exit code, negative for a signal, what it printed, and the order in which groups came back. Each life is a fork of this process,
-which has imported everything and started nothing. The run is the real one (loop, buffer, learner, verifier processes, checkpoints) on the
-deterministic engine, with actors from `local_ray`.
+reads one life a line (JSON: `flags` of `winnow train`, `kill` = [stage, step] or null, `slow` = [step, seconds] or null, `stuck` = true
+for engines, prompts and verifiers that hang, `seed` of the engines' speeds) and answers each with a line: the exit code, negative for a
+signal, what it printed, and the order in which groups came back. Each life is a fork of this process, which has imported everything and
+started nothing. The run is the real one (loop, buffer, learner, verifier processes, checkpoints) on the deterministic engine, with actors
+from `local_ray`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import random
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from dataclasses import replace
 from typing import Any
@@ -76,6 +78,59 @@ def note_arrivals(patch: pytest.MonkeyPatch) -> None:
         return scored(self, uid, *args)
 
     patch.setattr(SamplingBuffer, "scored", noted)
+
+
+def slow_micro_batches(patch: pytest.MonkeyPatch, step: int, seconds: float) -> None:
+    """In that step each micro-batch takes so long, and SIGTERM comes in the first."""
+    from learner.step import Learner
+
+    work = Learner._loss
+    sent: list[int] = []
+
+    def slow(self: Any, *args: Any) -> Any:
+        if self.counters.batches == step:
+            if not sent:
+                sent.append(1)
+                os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(seconds)
+        return work(self, *args)
+
+    patch.setattr(Learner, "_loss", slow)
+
+
+class EngineDeadError(Exception):
+    """What an engine raises whose core is gone, by its name in vLLM."""
+
+
+def get_stuck(patch: pytest.MonkeyPatch) -> None:
+    """Group 6 is never answered, group 9 kills every engine, group 12 is never judged, and group 60 hangs the first engine that has it."""
+    import cluster.generation
+    import cluster.loop
+    from rollout.fake import FakeEngine
+    from verifier.actor import VerifierActor
+
+    patch.setattr(cluster.generation, "DEADLINE_SLACK", 0.5)
+    patch.setattr(cluster.loop, "STAGES_EVERY", 0.1)
+    generate, score = FakeEngine.generate, VerifierActor.score
+    hung: list[int] = []
+
+    async def stuck(self: Any, prompt: Any, sampling: Any) -> Any:
+        if prompt.uid == 6:
+            await asyncio.Event().wait()
+        if prompt.uid == 9:
+            raise EngineDeadError
+        if prompt.uid == 60 and not hung:
+            hung.append(1)
+            time.sleep(1000)
+        return await generate(self, prompt, sampling)
+
+    async def silent(self: Any, group: Any) -> Any:
+        if group.prompt.uid == 12:
+            await asyncio.Event().wait()
+        return await score(self, group)
+
+    patch.setattr(FakeEngine, "generate", stuck)
+    patch.setattr(VerifierActor, "score", silent)
 
 
 def arm(patch: pytest.MonkeyPatch, stage: str, step: int) -> None:
@@ -157,6 +212,10 @@ def live(life: dict[str, Any]) -> int:
         long_if_right(patch)
         speeds(patch, life["seed"])
         note_arrivals(patch)
+        if life["stuck"]:
+            get_stuck(patch)
+        if life["slow"]:
+            slow_micro_batches(patch, *life["slow"])
         if life["kill"]:
             arm(patch, *life["kill"])
         return main(["train", *life["flags"]])

@@ -6,6 +6,7 @@ Does not cover: the learner's shards, which tests/learner/test_checkpoint.py doe
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,26 @@ def test_a_crash_while_writing_leaves_the_previous_one(tmp_path: Path) -> None:
     (checkpoint.begin(tmp_path, 2)).mkdir()  # and no more: the process is gone
     saved = checkpoint.newest_good(tmp_path)
     assert saved is not None and saved.step == 1
+
+
+def test_a_crash_while_one_takes_the_place_of_another_loses_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 1, keep=1)
+    replace = os.replace
+
+    def crash(old: Path, new: Path) -> None:
+        if ".partial" in str(old):
+            raise KeyboardInterrupt  # the process is gone, between the two renames
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, 1, keep=1)
+    assert checkpoint.steps_in(tmp_path) == []
+    monkeypatch.undo()
+    saved = checkpoint.newest_good(tmp_path)
+    assert saved is not None and saved.step == 1
+    write(tmp_path, 2, keep=1)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000002"], "nothing half-written is left"
 
 
 @pytest.mark.parametrize("name", [checkpoint.CONTROLLER, checkpoint.GROUPS, checkpoint.MANIFEST, f"{checkpoint.LEARNER}/{MANIFEST}"])

@@ -13,8 +13,11 @@ what has come back.
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,21 +38,22 @@ Lives = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
-    """Runs one life: flags, the stage and step to be killed at, the seed of its speeds."""
+    """Runs one life: flags, the (stage, step) to be killed at, the (step, seconds) to be slow and stopped in, the seed of its speeds."""
     data = tmp_path_factory.mktemp("data") / "sums.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{n}+{3 * n}=", "answer": str(4 * n)}) + "\n" for n in range(10, 30)))
     common = [
         "arithmetic", "--sources", json.dumps([{"path": str(data), "verifier": "numeric"}]), "--warmup_steps", "0", "--batch_size", "4",
-        "--group_size", "2", "--minibatches", "2", "--tiny_layers", "1", "--tiny_hidden", "32", "--lr_warmup_steps", "3",
-        "--eval_prompts", "4", "--heldout_share", "0.3", "--eval_every", "4", "--engine", "fake", "--wandb", "off", "--display", "plain",
-        "--steps", str(STEPS), "--checkpoint_every", "1", "--keep_checkpoints", "3",
+        "--group_size", "2", "--minibatches", "2", "--micro_tokens", "32", "--tiny_layers", "1", "--tiny_hidden", "32",
+        "--lr_warmup_steps", "3", "--eval_prompts", "4", "--heldout_share", "0.3", "--eval_every", "4", "--engine", "fake",
+        "--wandb", "off", "--display", "plain", "--steps", str(STEPS), "--checkpoint_every", "1", "--keep_checkpoints", "3",
     ]  # fmt: skip
     pipe = subprocess.PIPE
     program = subprocess.Popen([sys.executable, "-m", "tests.cluster.lives"], cwd=ROOT, text=True, stdin=pipe, stdout=pipe)
     assert program.stdin is not None and program.stdout is not None
 
-    def live(*flags: str, kill: tuple[str, int] | None = None, seed: int = 0) -> dict[str, Any]:
-        program.stdin.write(json.dumps({"flags": [*common, *flags], "kill": kill, "seed": seed}) + "\n")
+    def live(*flags: str, kill: Any = None, slow: Any = None, stuck: bool = False, seed: int = 0) -> dict[str, Any]:
+        life = {"flags": [*common, *flags], "kill": kill, "slow": slow, "stuck": stuck, "seed": seed}
+        program.stdin.write(json.dumps(life) + "\n")
         program.stdin.flush()
         found: dict[str, Any] = json.loads(program.stdout.readline())
         return found
@@ -145,7 +149,7 @@ def test_the_run_is_what_it_should_be(whole: Whole, staleness: int) -> None:
     found = rows(whole.run_dir / "metrics.jsonl")
     assert len(found) == STEPS and found[-1]["ledger/groups_uninformative"] > STEPS
     assert max(row["staleness/max"] for row in found) == staleness
-    assert any(row["ledger/groups_in_flight"] for row in found) == any(row["ledger/groups_kept"] for row in found) == bool(staleness)
+    assert any(row["ledger/groups_in_flight"] or row["ledger/groups_kept"] for row in found) == bool(staleness)
     assert books(whole.run_dir)["groups"]["trained"] == 4 * STEPS and books(whole.run_dir)["live"] == []
     assert books(whole.run_dir)["dispatched"] > 3 * 14
 
@@ -175,3 +179,96 @@ def test_a_critic_is_part_of_the_run(lives: Lives, tmp_path: Path) -> None:
     found = rows(whole / "metrics.jsonl", TIMED)
     assert found == rows(killed / "metrics.jsonl", TIMED) and [row["critic/frozen"] for row in found] == [1.0] * 3 + [0.0] * 4
     assert books(whole) == books(killed)
+
+
+def test_a_stop_in_a_long_step_gives_it_up_and_loses_nothing(whole: Whole, lives: Lives, staleness: int) -> None:
+    """Its groups are kept, the checkpoint is of the step before, though none was due, and the next life trains them."""
+    run_dir = whole.run_dir.with_name("given-up")
+    flags = ["--run_dir", str(run_dir), "--max_staleness", str(staleness), "--engines", "2", "--checkpoint_every", "0"]
+    done = lives(*flags, slow=(5, 1.0))
+    assert done["code"] == 130, done["text"]
+    assert [p.name for p in (run_dir / "checkpoints").iterdir()] == ["step-000005"] and len(rows(run_dir / "metrics.jsonl")) == 5
+    again = lives(*flags, "--resume")
+    assert again["code"] == 0, again["text"]
+    assert_equal(whole.run_dir, run_dir, staleness)
+
+
+@pytest.mark.parametrize("staleness", [1], indirect=True)
+def test_a_stop_in_a_step_that_cannot_be_given_up_goes_back_to_the_last_checkpoint(whole: Whole, lives: Lives, staleness: int) -> None:
+    """One micro-batch takes minutes: the run is down in seconds all the same, and says what is trained again."""
+    run_dir = whole.run_dir.with_name("abandoned")
+    flags = ["--run_dir", str(run_dir), "--max_staleness", str(staleness), "--engines", "2", "--checkpoint_every", "2"]
+    began = time.monotonic()
+    done = lives(*flags, slow=(5, 100.0))
+    assert done["code"] == 130 and time.monotonic() - began < 20.0, done["text"]
+    assert "step 6 had not ended 5 s after the stop, and is given up: the run can go on from the checkpoint of step 4" in done["text"]
+    again = lives(*flags, "--resume")
+    assert again["code"] == 0, again["text"]
+    assert_equal(whole.run_dir, run_dir, staleness)
+
+
+@pytest.mark.parametrize("staleness", [0], indirect=True)
+def test_damage_is_one_sentence_and_the_checkpoint_before_is_used(whole: Whole, lives: Lives, staleness: int) -> None:
+    run_dir = whole.run_dir.with_name("broken")
+    shutil.copytree(whole.run_dir, run_dir)
+    flags = ["--run_dir", str(run_dir), "--max_staleness", str(staleness), "--engines", "2", "--resume"]
+    shard = next((run_dir / "checkpoints" / f"step-{STEPS:06d}" / "learner").glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-100])  # half-written
+    done = lives(*flags)
+    assert done["code"] == 0 and f"resumes at step {STEPS - 1}" in done["text"]
+    (said,) = [line for line in done["text"].splitlines() if "damaged" in line]
+    assert str(shard) in said and "trying the one before" in said
+    assert_equal(whole.run_dir, run_dir, staleness)
+    foreign = {"manifest.json": '{"format": "another program\'s"}', "groups.npz": "", "controller.json": "[]"}
+    for folder, (name, text) in zip(sorted((run_dir / "checkpoints").iterdir()), foreign.items(), strict=True):
+        (folder / name).write_text(text)
+    done = lives(*flags)
+    assert done["code"] == 2 and "Traceback" not in done["text"]
+    assert "manifest.json" in done["text"].splitlines()[-1] and "start a new run" in done["text"].splitlines()[-1]
+
+
+@pytest.mark.parametrize("staleness", [0], indirect=True)
+def test_a_run_ends_cleanly_when_every_prompt_is_retired_also_in_two_lives(whole: Whole, lives: Lives, staleness: int) -> None:
+    """With a curriculum on top. Synchronously both are exact as well: they go by the groups of each step, in dispatch order."""
+    flags = ["--retire_after", "1", "--curriculum", "true", "--engines", "2", "--on_refill_limit", "short"]
+    one, two = whole.run_dir.with_name("retired"), whole.run_dir.with_name("retired-in-two-lives")
+    done = lives(*flags, "--run_dir", str(one))
+    assert done["code"] == 0 and "every prompt is retired" in done["text"], done["text"]
+    found = rows(one / "metrics.jsonl")
+    prompts = len({row["row"] for row in rows(whole.run_dir / "samples.jsonl")})
+    assert len(found) < STEPS and 0 < found[-2]["run/prompts_retired"] <= found[-1]["run/prompts_retired"] <= prompts
+    assert books(one)["live"] == [] and rows(one / "evaluations.jsonl")[-1]["step"] == len(found)
+    assert lives(*flags, "--run_dir", str(two), kill=("filling", 2))["code"] == -9
+    assert lives(*flags, "--run_dir", str(two), "--resume")["code"] == 0
+    for name in ("metrics.jsonl", "samples.jsonl", "evaluations.jsonl"):
+        assert rows(one / name, TIMED) == rows(two / name, TIMED), name
+    assert books(one) == books(two)
+
+
+@pytest.mark.parametrize("staleness", [1], indirect=True)
+def test_drained_updates_mix_no_versions_and_train_the_same_groups(whole: Whole, lives: Lives, staleness: int) -> None:
+    run_dir = whole.run_dir.with_name("drained")
+    done = lives("--run_dir", str(run_dir), "--max_staleness", "1", "--engines", "2", "--weight_update", "drained", seed=3)
+    assert done["code"] == 0, done["text"]
+    assert_equal(whole.run_dir, run_dir, staleness)
+    assert max(row.get("sync/seconds_drained", 0.0) for row in rows(run_dir / "metrics.jsonl")) > 0
+    assert all(row["versions"][0] == row["versions"][1] for row in rows(run_dir / "samples.jsonl"))
+
+
+@pytest.mark.parametrize("staleness", [1], indirect=True)
+def test_what_is_stuck_ends_as_a_named_failure_while_the_rest_goes_on(whole: Whole, lives: Lives, staleness: int) -> None:
+    """A group that is never answered, one that kills every engine, one that is never judged, and an engine that hangs."""
+    run_dir = whole.run_dir.with_name("stuck")
+    deadlines = ["--group_timeout", "1", "--verify_timeout", "0.5", "--attempts", "2", "--watchdog_seconds", "0.5"]
+    began = time.monotonic()
+    done = lives("--run_dir", str(run_dir), "--max_staleness", "1", "--engines", "3", "--verifier_actors", "2", *deadlines, stuck=True)
+    assert done["code"] == 0 and time.monotonic() - began < 60, done["text"]
+    found = books(run_dir)
+    assert {k: n for k, n in found["groups"].items() if "failed" in k} == {"failed(generation)": 2, "failed(verification)": 1}, done["text"]
+    assert found["groups"]["trained"] == 4 * STEPS and found["live"] == []
+    reasons = found["attempts_failed"]
+    assert reasons["deadline"] >= 4 and reasons["EngineDeadError"] == 2, reasons
+    said = [line for line in done["text"].splitlines() if line.startswith("watchdog: ")]
+    for what in (r"group 6 \(attempt \d of 2\) is generated by engine \d", r"group 12 \(attempt \d of 2\) is verified by verifier \d"):
+        assert any(re.search(what, line) for line in said), said
+    assert all(re.match(r"watchdog: since \d\d:\d\d:\d\d step \d+ waits: group \d+ ", line) for line in said if "waits: group" in line)

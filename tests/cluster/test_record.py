@@ -16,7 +16,7 @@ import pytest
 from cluster import load, record
 from cluster.display import Display
 from cluster.live import Live
-from cluster.loop import StepReport, StepTimes
+from cluster.loop import PromptTotals, StepReport, StepTimes
 from cluster.record import Recorder
 from learner.buffer_records import CutBatch
 from learner.ledger import Ledger
@@ -36,6 +36,7 @@ def report(step: int, truncated: float) -> StepReport:
         transfer=None,
         evaluation=None,
         times=StepTimes(1.0, 0.5, 0.1, 0.0, 0.0, 0.25, 2.0),
+        prompts=PromptTotals(1, 0, 0),
     )
 
 

@@ -1,6 +1,6 @@
 """The real engine: what it reports of its answers, and what a weight update does to it.
 
-Does not cover: `nccl` and `ipc` transfers, tensor parallelism and 16-bit engines, which need GPUs.
+Does not cover: `nccl` and `ipc` transfers and tensor parallelism, which need GPUs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from cluster.run import TOLERANCE_16_BITS
 from cluster.weights import WeightError, check_report
 from learner.publish import write_manifest
+from rollout.config import RolloutConfig
+from rollout.engine import VllmEngine
 from rollout.records import Completion, Prompt, Sampling
 from rollout.weights import WeightManifest
 
@@ -152,6 +155,67 @@ def test_requests_in_flight_are_kept_and_their_tokens_carry_versions(served: Any
         new = by_transformers(model, prompt, answer)
         start = answer.spans[1].start
         assert np.abs(answer.logp_T[start:] - new[start:]).max() <= 1e-4
+
+
+def test_under_keep_old_keys_and_values_serve_the_requests_in_flight_and_no_new_one(served: Any, model: Any, prompt: Prompt) -> None:
+    """The long prompt's old keys and values are in the prefix cache when the new weights come."""
+    long_prompt = Prompt(70, np.tile(prompt.tokens_P, 10), "", "", "", "", "")
+
+    async def both() -> tuple[list[Completion], dict[str, Any], list[Completion]]:
+        running = asyncio.ensure_future(served.engine.generate(long_prompt, Sampling(16, 60, 1.0, seed=1)))
+        await asyncio.sleep(0.1)
+        report = await served.engine.update(manifest)
+        new = await served.engine.generate(Prompt(71, long_prompt.tokens_P, "", "", "", "", ""), Sampling(8, 16, 1.0, seed=2))
+        return list(await running), report, list(new)
+
+    before, served.engine.config = served.engine.config, served.engine.config.model_copy(update={"kv_on_update": "keep"})
+    manifest = publish(changed(model, 13), 13)
+    try:
+        running, report, new = served.do(both())
+    finally:
+        served.engine.config = before
+        os.unlink(manifest.path)
+    check_report(0, manifest, report)
+    for answer in new:
+        assert {s.version for s in answer.spans} == {13}
+        assert np.abs(answer.logp_T - by_transformers(model, long_prompt, answer)).max() <= 1e-4
+    mixed = [a for a in running if len(a.spans) == 2]
+    assert mixed, "the update came after every answer had ended"
+    off = [np.abs(a.logp_T - by_transformers(model, long_prompt, a))[a.spans[1].start :].max() for a in mixed]
+    assert max(off) > 1e-3, "control: answers in flight did go on with old keys and values"
+
+
+@pytest.fixture(scope="module")
+def served_16(served: Any, summary: dict[str, Any]) -> Any:
+    """The same export in an engine whose weights have 16 bits."""
+    engine = VllmEngine(
+        RolloutConfig(kv_cache_gb=0.25, max_sequences=64, engine_dtype="bfloat16"),
+        model=summary["export"],
+        max_model_len=128,
+        stop_token_ids=(1,),
+        decode=str,
+        transfer_backend="winnow_shm",
+    )
+    held = type(served)(engine)
+    yield held
+    held.close()
+
+
+def test_a_16_bit_engine_has_the_weights_of_a_32_bit_learner_after_every_update(served_16: Any, model: Any, prompt: Prompt) -> None:
+    """Fingerprints are of what travels, the learner's weights in the engine's 16 bits; the embedding is tied to the head."""
+    assert model.config.tie_word_embeddings
+    for version in (21, 22, 23):
+        weights = changed(model, version)
+        path = Path(f"/dev/shm/winnow-weights-{os.getpid()}-9-{version}.bin")
+        manifest = write_manifest(weights.items(), path, attempt=9, version=version, dtype=torch.bfloat16)
+        try:
+            report = served_16.do(served_16.engine.update(manifest))
+        finally:
+            os.unlink(path)
+        check_report(0, manifest, report)
+        for answer in served_16.do(served_16.engine.generate(prompt, Sampling(4, 16, 1.0, seed=version))):
+            off = np.abs(answer.logp_T - by_transformers(model, prompt, answer))
+            assert {s.version for s in answer.spans} == {version} and off.mean() < TOLERANCE_16_BITS
 
 
 def test_a_tensor_that_is_corrupted_on_its_way_is_caught(served: Any, model: Any) -> None:

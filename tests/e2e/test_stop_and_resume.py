@@ -1,6 +1,7 @@
-"""A run that is told to stop, on the real engine, and goes on; and one that is cut in two with the deterministic engine.
+"""A run that is told to stop, on the real engine, and goes on; and runs that are cut in two, with the deterministic engine and (when long)
+with the real one.
 
-Does not cover: machines that die (kill -9), and a stop in the middle of a very long optimiser step, which is waited for.
+Does not cover: kills in each stage (tests/cluster/test_lives.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pytest
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 MANY = ["--steps", "100000"]
+LONG = bool(os.environ.get("WINNOW_LONG"))  # make soak
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -36,12 +38,13 @@ def test_sigterm_writes_a_checkpoint_leaves_no_process_and_resume_goes_on(tmp_pa
     reached = max(row["step"] for row in lines(run_dir / "metrics.jsonl"))
     assert [p.name for p in (run_dir / "checkpoints").iterdir()] == [f"step-{reached:06d}"]
 
-    again = small("--run_dir", str(run_dir), "--resume", "--steps", str(reached + 2))
+    more = ["--engines", "2", "--learner_ranks", "2", "--verifier_actors", "2"]  # than in the first life
+    again = small("--run_dir", str(run_dir), "--resume", "--steps", str(reached + 2), *more)
     assert again.end() == 0, again.text
     assert f"resumes at step {reached}" in again.text
     assert [row["step"] for row in lines(run_dir / "metrics.jsonl")] == list(range(1, reached + 3))
     last = lines(run_dir / "metrics.jsonl")[-1]
-    assert last["ledger/groups_trained"] == 4 * (reached + 2)
+    assert last["ledger/groups_trained"] == 4 * (reached + 2) and last["mismatch/max"] < 1e-4
     assert last["ledger/groups_kept"] == last["ledger/groups_in_flight"] == 0
 
 
@@ -88,3 +91,48 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(cut_in_two: tu
     saved = checkpoint.newest_good(halves, said.append)
     assert saved is not None and saved.step == 4
     assert len(said) == 1 and str(broken) in said[0]
+
+
+LONG_STEP = [
+    "--engine", "fake", "--tiny_hidden", "512", "--tiny_layers", "4", "--batch_size", "96", "--group_size", "16", "--micro_tokens", "128",
+    "--eval_prompts", "0", "--watchdog_seconds", "2",
+]  # fmt: skip
+
+
+def test_a_stop_in_a_long_step_is_over_in_seconds_and_loses_no_step(tmp_path: Path, ray_head: str, small: Any) -> None:
+    """A step of a minute and more, with two ranks: both leave it at the same micro-batch."""
+    run_dir = tmp_path / "run"
+    flags = ["--run_dir", str(run_dir), "--ray_address", ray_head, "--learner_ranks", "2", *LONG_STEP]
+    run = small(*flags, *MANY)
+    run.until("watchdog: .* the loop trains, for")
+    os.killpg(run.process.pid, signal.SIGTERM)
+    asked = time.monotonic()
+    assert run.end() == 130, run.text
+    assert time.monotonic() - asked < 15.0
+    assert [p.name for p in (run_dir / "checkpoints").iterdir()] == ["step-000000"]
+
+
+@pytest.mark.skipif(not LONG, reason="make soak")
+def test_on_the_real_engine_a_resumed_run_is_as_near_as_another_whole_one(tmp_path: Path, ray_head: str, small: Any) -> None:
+    """Prints how far the weights after six steps are from those of the same run, uninterrupted and cut in two."""
+    from safetensors.numpy import load_file
+
+    common = ["--ray_address", ray_head, "--seed", "3", "--steps", "6", "--lr", "1e-3"]
+    runs = {name: tmp_path / name for name in ("whole", "again", "halves")}
+    for name in ("whole", "again"):
+        done = small(*common, "--run_dir", str(runs[name]))
+        assert done.end() == 0, done.text
+    half = small(*common, "--run_dir", str(runs["halves"]), "--checkpoint_every", "1")
+    half.until(r"step 3/")
+    half.kill()
+    half.end()
+    rest = small(*common, "--run_dir", str(runs["halves"]), "--checkpoint_every", "1", "--resume")
+    assert rest.end() == 0, rest.text
+    weights = {name: load_file(path / "exports" / "step-000006" / "model.safetensors") for name, path in runs.items()}
+    for name in ("again", "halves"):
+        off = max(float(abs(weights[name][key] - value).max()) for key, value in weights["whole"].items())
+        ours, theirs = (lines(runs[n] / "samples.jsonl") for n in (name, "whole"))
+        same = sum(a["answers"][i]["ids"] == b["answers"][i]["ids"] for a, b in zip(ours, theirs, strict=True) for i in range(4))
+        rewards = [a["reward"] == b["reward"] for a, b in zip(*(lines(runs[n] / "metrics.jsonl") for n in (name, "whole")), strict=True)]
+        print(f"{name}: weights differ by {off:.1e} at most, {same} of {4 * len(ours)} sampled answers are the same, rewards {rewards}")
+        assert off < 1e-3

@@ -37,12 +37,14 @@ def test_refill_wastes_nothing(rate: float, k: int) -> None:
     """Groups generated ÷ (groups needed ÷ true rate) is 1 but for the end of the run, and at most 1.05."""
     steps = 25
     make = world_of(batch_size=32, max_staleness=k, refill_limit=10_000, last_batch=steps)
-    buffer = World(make, stratified(rate), lambda uid: 5 + uid % 7, speeds=(10.0, 3.0)).run(steps).buffer
+    world = World(make, stratified(rate), lambda uid: 5 + uid % 7, speeds=(10.0, 3.0)).run(steps)
+    buffer = world.buffer
     needed = buffer.ledger.groups["trained"]
     generated = buffer.ledger.dispatched
     assert needed == 32 * steps and buffer.kept == buffer.in_flight == 0
     assert 0.95 <= generated / (needed / rate) <= 1.05
     assert buffer.ledger.groups["surplus"] == 0
+    assert k or sum(step.refill_wait_s for step in world.summaries) > 0, "what refilling cost is told"
 
 
 def lasting(step: StepSummary) -> StepSummary:
@@ -90,6 +92,22 @@ def test_staleness_is_bounded_with_engines_that_lag(k: int, lag: float) -> None:
     seen = {s for batch in world.batches for s in batch.staleness}
     assert max(seen) <= k and (k == 0 or max(seen) >= 1)
     assert sum(n for step in world.summaries for n in step.staleness.values()) == 4 * len(world.batches)
+
+
+@pytest.mark.parametrize("k", [0, 1, 2])
+@pytest.mark.parametrize("rollbacks", [False, True])
+def test_staleness_is_bounded_after_short_batches_and_rollbacks_and_nothing_is_dropped_for_it(k: int, rollbacks: bool) -> None:
+    """Thirty prompts in turn have signal, or hardly any, so that some batches are short; engines lag two versions and more."""
+    make = world_of(batch_size=4, max_staleness=k, refill_limit=12, on_refill_limit="short", last_batch=40)
+    dice = random.Random(k)
+    crash = (lambda: dice.random() < 0.05) if rollbacks else World.crash
+    nature: dict[str, Any] = {"length": lambda uid: 5 + 100 * (uid % 13 == 0), "speeds": (20.0, 5.0), "sync_lag": 2.5}
+    world = World(make, lambda uid: uid % 60 < 30 or uid % 8 == 0, **nature, crash=crash, checkpoint_every=9 if rollbacks else 1).run(40)
+    seen = {s for batch in world.batches for s in batch.staleness}
+    assert max(seen) <= k and (k == 0 or max(seen) >= 1)
+    assert any(len(batch.uids) < 4 for batch in world.batches) and bool(world.crashes) == rollbacks
+    ended = world.buffer.ledger.groups
+    assert set(ended) == {"trained", "uninformative(all_wrong)"} and ended["trained"] == sum(len(b.uids) for b in world.batches)
 
 
 def test_staleness_one_keeps_the_learner_busy() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rollout.config import DataConfig, SourceConfig
 from rollout.errors import UserError
 from rollout.prompts import PromptStream, permute
-from rollout.records import Prompt
+from rollout.records import Prompt, PromptResult
 from rollout.tiny import build_tokenizer
 
 TOKENIZER = build_tokenizer()
@@ -114,21 +114,24 @@ def test_a_source_that_is_used_up_leaves_the_others_their_shares(tmp_path: Path)
 
 # ---- resume
 
-OPS = st.lists(st.sampled_from(["next", "next", "next", "retire"]), max_size=60)
+OPS = st.lists(st.sampled_from(["next", "next", "next", "retire", "solved", "half"]), max_size=60)
 
 
 @given(OPS, st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
 def test_resume_goes_on_at_the_exact_prompt(ops: list[str], seed: int) -> None:
     sources = (SourceConfig(task="products", weight=0.4), SMALL, SourceConfig(task="gcd", options={"maximum": 500}))
-    s = stream(*sources, seed=seed, max_prompt_tokens=12)
+    options: dict[str, Any] = {"seed": seed, "max_prompt_tokens": 12, "retire_after": 2, "curriculum": True}
+    s = stream(*sources, **options)
     last = None
     for op in ops:
         if op == "next":
             last = s.next()
-        elif last is not None:
+        elif last is not None and op == "retire":
             s.retire(last.source, last.row)
-    again = stream(*sources, seed=seed, max_prompt_tokens=12)
+        elif last is not None:
+            s.note([PromptResult(last.source, last.row, 4 if op == "solved" else 2, 4)])
+    again = stream(*sources, **options)
     again.load(json.loads(json.dumps(s.state())))
     assert again.state() == s.state() and again.stats() == s.stats()
     assert names(take(again, 150)) == names(take(s, 150))
@@ -171,6 +174,27 @@ def test_retired_rows_never_come_again_and_then_the_stream_ends(tmp_path: Path) 
     again = stream(SourceConfig(path=str(tmp_path / "x.jsonl")), heldout_share=0.0)
     again.load(s.state())
     assert again.next() is None
+
+
+def test_prompts_that_stay_solved_are_retired_until_none_is_left(tmp_path: Path) -> None:
+    s = stream(questions(tmp_path / "x.jsonl", [f"q{i}" for i in range(6)]), heldout_share=0.0, retire_after=2)
+    solved = [(p.source, p.row) for p in take(s, 6)]
+    s.note(PromptResult(*prompt, 3 if i == 4 else 4, 4) for i, prompt in enumerate(solved))
+    s.note(PromptResult(*prompt, 4, 4) for prompt in solved)
+    assert s.stats()[0].retired == 5 and {p.row for p in take(s, 4)} == {solved[4][1]}
+    s.note([PromptResult(*solved[4], 4, 4), PromptResult(*solved[0], 4, 4)])
+    assert s.next() is None and s.stats()[0].retired == 6
+
+
+def test_a_curriculum_prefers_prompts_of_a_middling_pass_rate(tmp_path: Path) -> None:
+    s = stream(questions(tmp_path / "x.jsonl", [f"q{i}" for i in range(30)]), heldout_share=0.0, curriculum=True)
+    rows = [p.row for p in take(s, 30)]
+    kinds = {row: ("never", "half", "always")[i % 3] for i, row in enumerate(rows)}
+    s.note(PromptResult("x", row, {"never": 0, "half": 8, "always": 16}[kind], 16) for row, kind in kinds.items())
+    found = Counter(kinds[p.row] for p in take(s, 1000))
+    chance = 4 * (0.5 / 17) * (16.5 / 17)
+    assert found["half"] / 1000 == pytest.approx(1 / (1 + 2 * chance), abs=0.04)
+    assert found["never"] / found["half"] == pytest.approx(chance, abs=0.04) == found["always"] / found["half"]
 
 
 # ---- overlong
