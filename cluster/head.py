@@ -16,6 +16,7 @@ from typing import Any
 
 OBJECT_STORE = 512 * 2**20  # bytes; a private cluster holds a few batches of tokens
 ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
 MARK = "winnow-head "
 END_SECONDS = 8.0
 
@@ -70,11 +71,14 @@ def read_environment_again() -> None:
 
 
 def stay_on_loopback() -> None:
-    """This process and those that it starts take this machine for one that cannot be part of a larger cluster.
+    """This process and those that it starts listen on 127.0.0.1 alone.
 
-    Ray then uses 127.0.0.1 as the node's address, and all that it starts listens there alone. Left to itself it takes the address of
-    a network card, and its servers listen on all of them. The variable is meant for laptops of other systems, and holds on any.
+    Left to itself Ray takes the address of a network card for the node's, and its servers listen on all of them; told that this
+    machine cannot be part of a larger cluster (which is meant for laptops of other systems, and holds on any) it takes 127.0.0.1.
+    The links between learner ranks and of vLLM choose their network card by themselves too.
     """
+    for name, value in ON_LOOPBACK.items():
+        os.environ.setdefault(name, value)
     os.environ[ONE_MACHINE] = "0"
     if "ray" in sys.modules:  # Ray has read its environment when it was imported
         from ray._private import ray_constants

@@ -14,10 +14,8 @@ from cluster.evaluate import Evaluator
 from cluster.health import Health
 from cluster.prepare import Prepared, prepare
 from cluster.services import Maker, verifier_names
-from learner.actor import LearnerRank, free_port
+from learner.actor import LearnerRank
 from rollout.errors import UserError
-
-LOOPBACK = "127.0.0.1"
 
 
 def evaluate(cfg: RunConfig) -> int:
@@ -77,7 +75,7 @@ def export_saved(cfg: RunConfig, prepared: Prepared, saved: checkpoint.Saved, fo
     settings = replace(prepared.settings, config=cfg.model.model_copy(update={"learner_gpus": 0, "compute_dtype": "float32"}))
     rank = LearnerRank(0, 1, settings, publish_dtype="float32", threads=cfg.model.learner_threads)
     try:
-        rank.start(LOOPBACK, free_port())
+        rank.start("", 0)
         rank.load(saved.learner)
         rank.export(str(folder), dtype, prepared.tokenizer_folder)
     finally:

@@ -28,13 +28,6 @@ from rollout.weights import WeightManifest
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
-def free_port() -> int:
-    """A free TCP port of this machine."""
-    with socket.socket() as s:
-        s.bind(("", 0))
-        return int(s.getsockname()[1])
-
-
 class LearnerRank:
     """Rank `rank` of `ranks`. `publish_dtype` is the engines' dtype, in which weights travel."""
 
@@ -51,21 +44,38 @@ class LearnerRank:
         self.publisher: ShmPublisher | None = None
         self.vllm: VllmPublisher | None = None
         self._progress: WarmupStep | None = None
+        self._listener: socket.socket | None = None
 
     def address(self) -> tuple[str, int]:
-        """Where rank 0 can be met by the others."""
-        return ray.util.get_node_ip_address(), free_port()
+        """Where rank 0 is met by the others: at the node's address alone, which is loopback in a private cluster."""
+        host = ray.util.get_node_ip_address()
+        self._listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return host, int(self._listener.getsockname()[1])
 
     def start(self, address: str, port: int) -> dict[str, Any]:
-        """Join the process group and load the shards."""
+        """Join the process group and load the shards. `address` and `port` are those of rank 0; one rank alone needs neither."""
         backend = "nccl" if self.device.type == "cuda" else "gloo"
-        dist.init_process_group(
-            backend, init_method=f"tcp://{address}:{port}", rank=self.rank, world_size=self.ranks, timeout=COLLECTIVE_TIMEOUT
-        )
+        store = self._store(address, port)
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks, timeout=COLLECTIVE_TIMEOUT)
         self._use_device()
         self.learner = Learner(self.settings, self.device)
         self.publisher = ShmPublisher(self._weights, rank=self.rank, dtype=self.publish_dtype)
         return {"host": socket.gethostname(), "parameters": sum(p.numel() for p in self.learner.policy.parameters())}
+
+    def _store(self, address: str, port: int) -> dist.Store:
+        """Where the ranks meet. A store left to itself would listen on every network card."""
+        if self.ranks == 1:
+            return dist.HashStore()
+        listener = self._listener.detach() if self._listener is not None else None
+        return dist.TCPStore(
+            address,
+            port,
+            self.ranks,
+            is_master=self.rank == 0,
+            timeout=COLLECTIVE_TIMEOUT,
+            master_listen_fd=listener,
+            wait_for_workers=False,
+        )
 
     def _use_device(self) -> None:
         if self.device.type == "cuda":  # the current device belongs to the thread, and calls come on several
