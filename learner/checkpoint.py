@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ from learner.optim import ensure_state
 from rollout.errors import UserError
 
 MANIFEST = "learner.json"
+INDEX = ".metadata"  # torch's name for it
 FORMAT = "winnow-learner-1"
 VALUE = "value"  # what a value model is called here
 # What a Hugging Face folder has beside weights: these are copied into an export where the source has them.
@@ -138,6 +140,36 @@ def load_checkpoint(trained: Sequence[Trained], folder: Path | str) -> Counters:
     return Counters(**manifest["counters"])
 
 
+class _IndexUnpickler(pickle.Unpickler):
+    """Reads what an index consists of and refuses every other name, so that a folder from elsewhere cannot run code here."""
+
+    KNOWN = {
+        "torch.distributed.checkpoint.metadata": (
+            "Metadata", "MetadataIndex", "TensorStorageMetadata", "ChunkStorageMetadata", "TensorProperties", "StorageMeta",
+            "_MEM_FORMAT_ENCODING",
+        ),
+        "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+        "torch.serialization": ("_get_layout",),
+        "torch": ("Size", "float32", "float16", "bfloat16", "int64", "int32", "uint8"),
+        "pathlib": ("Path", "PosixPath"),
+    }  # fmt: skip
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The class of that name, if it is one of an index."""
+        if name not in self.KNOWN.get(module, ()):
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module, name)
+
+
+def _check_index(path: Path) -> None:
+    """Look through the index, which torch pickles, before torch reads it. Raises UserError when it holds anything but one."""
+    try:
+        with open(path, "rb") as file:
+            _IndexUnpickler(file).load()
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise UserError(f"{path} is not the index of a checkpoint ({error}): resume from a folder that a run has written") from None
+
+
 def _same_model(told: dict[str, Any], one: Trained, folder: Path) -> None:
     if told["weights"] != one.shapes:
         differing = sorted(set(map(str, told["weights"].items())) ^ set(map(str, one.shapes.items())))
@@ -168,6 +200,7 @@ def check_checkpoint(folder: Path | str) -> dict[str, Any]:
             raise UserError(f"{shard} is missing from its checkpoint: resume from another checkpoint")
         if _checksum(shard) != (entry["bytes"], entry["sha256"]):
             raise UserError(f"{shard} is damaged (its checksum differs from the one written with it): resume from another checkpoint")
+    _check_index(folder / INDEX)
     return manifest
 
 

@@ -21,6 +21,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # A head that `ray.init` starts asks for a token, which a process that joins it shows only when it is told to.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "RAY_AUTH_MODE": "token"}
+# Keys as a user's environment has them; no trace of them may be found in what a run leaves behind. wandb stays on this machine.
+SECRETS = {name: f"{name.lower()}-{'5ec2e7' * 8}" for name in ("WANDB_API_KEY", "HF_TOKEN", "OPENAI_API_KEY")}
 MARK = "WINNOW_TEST_MARK"  # set in a run's environment, which all of its processes inherit
 
 # Rewards by coin flip: informative groups without a warm-up, while every part is the real one.
@@ -42,7 +44,7 @@ class Command:
     lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        env = {**ENVIRONMENT, MARK: self.mark}
+        env = {**ENVIRONMENT, **SECRETS, "WANDB_MODE": "offline", MARK: self.mark}
         if "--ray_address" not in self.args:
             env.pop("RAY_AUTH_MODE")  # a private cluster needs nothing of the user's
         self.process = subprocess.Popen(

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+
+from tests.e2e.conftest import marked
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -30,6 +34,7 @@ def test_sigterm_writes_a_checkpoint_leaves_no_process_and_resume_goes_on(tmp_pa
     run_dir = tmp_path / "run"
     first = small("--run_dir", str(run_dir), *MANY)
     first.until(r"step 2/")
+    assert listening_beyond_loopback(first.mark) == []
     os.killpg(first.process.pid, signal.SIGTERM)  # as a terminal or `timeout` does: to the run and all in its group
     asked = time.monotonic()
     assert first.end() == 130, first.text
@@ -46,6 +51,14 @@ def test_sigterm_writes_a_checkpoint_leaves_no_process_and_resume_goes_on(tmp_pa
     last = lines(run_dir / "metrics.jsonl")[-1]
     assert last["ledger/groups_trained"] == 4 * (reached + 2) and last["mismatch/max"] < 1e-4
     assert last["ledger/groups_kept"] == last["ledger/groups_in_flight"] == 0
+
+
+def listening_beyond_loopback(mark: str) -> list[str]:
+    """Sockets on which a run's processes, Ray's and the engines' too, listen for other machines."""
+    processes = [psutil.Process(pid) for pid in marked(mark)]
+    listening = [(p.name(), c.laddr) for p in processes for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    assert len(listening) > 5, "they were not found"
+    return [f"{name} {at.ip}:{at.port}" for name, at in listening if not re.match(r"(::ffff:)?127\.|::1$", at.ip)]
 
 
 @pytest.fixture(scope="module")

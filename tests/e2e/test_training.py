@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from cluster import launch
+from tests.e2e.conftest import SECRETS
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
@@ -98,6 +101,16 @@ def test_checkpoints_are_kept_by_count_and_the_config_is_written_out(run_dir: Pa
 
 def test_wandb_has_an_offline_run(run_dir: Path) -> None:
     assert list((run_dir / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_no_secret_is_in_the_run_folder_the_log_or_the_report(trained: Any, run_dir: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    assert launch.main(["report", str(run_dir), "--out", str(report)]) == 0
+    files = [report, *(path for path in run_dir.rglob("*") if path.is_file())]
+    assert len(files) > 20 and any("wandb" in path.parts for path in files)
+    for secret in SECRETS.values():
+        assert secret not in trained.text
+        assert [path for path in files if secret.encode() in path.read_bytes()] == []
 
 
 def test_the_best_step_is_kept(run_dir: Path) -> None:

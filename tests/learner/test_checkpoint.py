@@ -6,7 +6,10 @@ Not covered: a machine that loses power, file systems without atomic rename, mod
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import pickle
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -126,6 +129,26 @@ def test_damage_is_a_sentence_that_names_the_file_and_changes_nothing(tiny: Path
     message = str(caught.value)
     assert str(at_fault) in message and "\n" not in message
     assert all(torch.equal(before[n], w) for n, w in fresh.weights())
+
+
+def test_an_index_that_would_run_code_is_refused_unread(tiny: Path, making: ModuleType, tmp_path: Path) -> None:
+    """Whole and with right checksums, as one who forges a checkpoint would leave it."""
+    learner, folder = making.make_learner(tiny), tmp_path / "ck"
+    learner.save(folder)
+    check_checkpoint(folder)
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    (folder / ".metadata").write_bytes(pickle.dumps(Evil()))
+    manifest = json.loads((folder / MANIFEST).read_text())
+    forged = (folder / ".metadata").read_bytes()
+    manifest["files"][".metadata"] = {"bytes": len(forged), "sha256": hashlib.sha256(forged).hexdigest()}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="not the index of a checkpoint .it names posix.mkdir"):
+        learner.load(folder)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_checkpoint_of_another_model_is_refused(tiny: Path, making: ModuleType, tmp_path: Path) -> None:
