@@ -34,6 +34,7 @@ from rollout.records import Sampling
 PROBE_PROMPTS, PROBE_ANSWERS, PROBE_TOKENS = 4, 4, 256
 TOLERANCE = {"float32": 1e-4}  # nats, mean difference of engine and learner; 16-bit engines round
 TOLERANCE_16_BITS = 0.05
+JOB_COPY = "working_dir_files"  # the folder in which Ray unpacks what was submitted
 FAILED, INTERRUPTED = 1, 130  # exit codes: the run could not go on; SIGINT or SIGTERM
 
 
@@ -49,6 +50,8 @@ class RunResult:
 def train(cfg: RunConfig) -> int:
     """`winnow train`: the exit code; the run folder's path is the last line printed."""
     result = run(cfg)
+    if JOB_COPY in result.run_dir.absolute().parts:
+        print("the run folder lies in the job's copy of the code, which Ray removes in time: give --run_dir as an absolute path")
     print(result.run_dir.resolve())
     return result.code
 

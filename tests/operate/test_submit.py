@@ -22,6 +22,7 @@ SHORT = [
     "--sources", '[{"task": "addition", "verifier": "random"}]',
 ]  # fmt: skip
 WINNOW = (str(BIN / "python"), "-m", "cluster.launch")
+TRAIN = (*WINNOW, "train", "arithmetic", "--wandb", "off")
 
 
 def test_ray_job_submit_trains_to_the_end(ray_head: RayHead, tmp_path: Path) -> None:
@@ -46,6 +47,11 @@ def test_winnow_submit_is_stopped_half_way_and_goes_on_when_submitted_again(ray_
     held = ray_head.run([*line, "--steps", "100000"])
     assert held.returncode == 2 and held.stdout.count("\n") == 1 and "is held by the job mine-" in held.stdout, held.stdout
 
+    # What the job holds may be free later; so it is waited for, in words.
+    busy = ray_head.run([*TRAIN, "--engines", "6", "--placement_timeout", "2", "--ray_address", ray_head.address])
+    assert busy.returncode == 2 and "waits for a place" in busy.stdout, busy.stdout
+    assert "other jobs hold what it needs; 0 of 0 GPUs and 5 of 8 CPUs are free" in busy.stdout.splitlines()[-1]
+
     stopped = ray_head.run([*WINNOW, "jobs", "stop", str(run_dir), "--address", ray_head.jobs])
     assert stopped.returncode == 0 and "stopped by SIGTERM" in stopped.stdout, stopped.stdout
     reached = len(metrics.read_text().splitlines())
@@ -55,6 +61,44 @@ def test_winnow_submit_is_stopped_half_way_and_goes_on_when_submitted_again(ray_
     assert again.returncode == 0, again.stdout
     assert f"resumes at step {reached}" in again.stdout and f"step {reached + 2}/{reached + 2}" in again.stdout, again.stdout
     assert [json.loads(row)["step"] for row in metrics.read_text().splitlines()] == list(range(1, reached + 3))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            ["--engines", "40"],
+            "the run needs 42 CPUs (rollout.engines = 40 with engine_cpus = 1, model.learner_ranks = 1 with",
+        ),
+        (["--engine_gpus", "1"], "the run needs 1 GPUs (rollout.engines = 1 with engine_gpus = 1) and the cluster has 0 on 1 node"),
+    ],
+)
+def test_a_placement_that_can_never_be_is_one_sentence_within_seconds(
+    ray_head: RayHead, tmp_path: Path, flags: list[str], said: str
+) -> None:
+    started = time.monotonic()
+    done = ray_head.run([*TRAIN, *flags, "--run_dir", str(tmp_path / "run"), "--ray_address", ray_head.address])
+    assert time.monotonic() - started < 10.0
+    assert done.returncode == 2 and done.stdout.count("\n") == 1 and said in done.stdout, done.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_placement_that_may_come_with_new_nodes_says_what_it_waits_for(ray_head: RayHead, tmp_path: Path) -> None:
+    flags = ["--engines", "40", "--autoscaling", "true", "--placement_timeout", "2", "--run_dir", str(tmp_path / "run")]
+    done = ray_head.run([*TRAIN, *flags, "--ray_address", ray_head.address])
+    assert done.returncode == 2 and "waits for a place, at most placement_timeout = 2 s: the run needs 42 CPUs" in done.stdout, done.stdout
+    assert "so nodes have to be added" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("port", ["9", "the dashboard's"])
+def test_a_cluster_that_does_not_answer_is_one_sentence(ray_head: RayHead, port: str) -> None:
+    address = "127.0.0.1:9" if port == "9" else ray_head.jobs.removeprefix("http://")
+    done = ray_head.run([*TRAIN, "--ray_address", address])
+    assert (
+        done.returncode == 2
+        and done.stdout.count("\n") == 1
+        and f"cluster.ray_address = '{address}' leads to no Ray cluster" in done.stdout
+    )
 
 
 def wait_for(true: Callable[[], bool], seconds: float = 240.0) -> None:
