@@ -60,9 +60,8 @@ def _client(address: str) -> Any:
 
     from cluster.head import show_token
 
-    logging.getLogger("ray.dashboard").setLevel(logging.WARNING)
-    for name in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for name in ("ray.dashboard", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # what it leaves out and where it uploads to
     try:
         with _no_other_address():
             try:

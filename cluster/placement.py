@@ -10,17 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.config import RunConfig
-from cluster.head import Head
+from cluster.head import Head, stay_on_loopback
 from cluster.packing import why_not
 from cluster.resources import cluster_address
 from rollout.errors import UserError
 
 KNOCK_SECONDS = 5.0
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,10 @@ def _no_cluster(address: str) -> str:
 
 
 def _knock(address: str) -> None:
-    """Raises UserError when nothing listens at HOST:PORT: Ray would try again for a long time."""
+    """Raises UserError when HOST:PORT does not answer as a Ray head at once: Ray itself would try again for minutes.
+
+    A head that answers on loopback alone is one that was kept there (`stay_on_loopback`), and so is this process then.
+    """
     host, _, port = address.split("://")[-1].partition("/")[0].rpartition(":")
     if not port.isdigit():  # `auto`, or what Ray may know
         return
@@ -104,6 +109,25 @@ def _knock(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise UserError(f"{_no_cluster(address)} ({getattr(error, 'strerror', None) or error or 'no answer'}): {_REMEDY}") from None
+    if "RAY_USE_TLS" not in os.environ and not _speaks_grpc(f"{host}:{port}"):
+        raise UserError(f"{_no_cluster(address)} (what answers there is no head; its dashboard?): {_REMEDY}")
+    card = ray.util.get_node_ip_address()
+    if host in LOOPBACK and card not in LOOPBACK:
+        try:
+            socket.create_connection((card, int(port)), timeout=1.0).close()
+        except OSError:
+            stay_on_loopback()
+
+
+def _speaks_grpc(address: str) -> bool:
+    channel = grpc.insecure_channel(address)
+    try:
+        grpc.channel_ready_future(channel).result(timeout=KNOCK_SECONDS)
+        return True
+    except grpc.FutureTimeoutError:
+        return False
+    finally:
+        channel.close()
 
 
 def refuse_impossible(config: RunConfig, *, learner: bool = True) -> str | None:

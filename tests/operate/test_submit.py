@@ -48,9 +48,9 @@ def test_winnow_submit_is_stopped_half_way_and_goes_on_when_submitted_again(ray_
     assert held.returncode == 2 and held.stdout.count("\n") == 1 and "is held by the job mine-" in held.stdout, held.stdout
 
     # What the job holds may be free later; so it is waited for, in words.
-    busy = ray_head.run([*TRAIN, "--engines", "6", "--placement_timeout", "2", "--ray_address", ray_head.address])
+    busy = ray_head.run([*TRAIN, "--engine_cpus", "7.5", "--placement_timeout", "2", "--ray_address", ray_head.address])
     assert busy.returncode == 2 and "waits for a place" in busy.stdout, busy.stdout
-    assert "other jobs hold what it needs; 0 of 0 GPUs and 5 of 8 CPUs are free" in busy.stdout.splitlines()[-1]
+    assert "other jobs hold what it needs; 0 of 0 GPUs and 7.4 of 8 CPUs are free" in busy.stdout.splitlines()[-1]
 
     stopped = ray_head.run([*WINNOW, "jobs", "stop", str(run_dir), "--address", ray_head.jobs])
     assert stopped.returncode == 0 and "stopped by SIGTERM" in stopped.stdout, stopped.stdout
@@ -68,7 +68,7 @@ def test_winnow_submit_is_stopped_half_way_and_goes_on_when_submitted_again(ray_
     [
         (
             ["--engines", "40"],
-            "the run needs 42 CPUs (rollout.engines = 40 with engine_cpus = 1, model.learner_ranks = 1 with",
+            "the run needs 10.35 CPUs (rollout.engines = 40 with engine_cpus = 0.25, model.learner_ranks = 1 with",
         ),
         (["--engine_gpus", "1"], "the run needs 1 GPUs (rollout.engines = 1 with engine_gpus = 1) and the cluster has 0 on 1 node"),
     ],
@@ -86,7 +86,9 @@ def test_a_placement_that_can_never_be_is_one_sentence_within_seconds(
 def test_a_placement_that_may_come_with_new_nodes_says_what_it_waits_for(ray_head: RayHead, tmp_path: Path) -> None:
     flags = ["--engines", "40", "--autoscaling", "true", "--placement_timeout", "2", "--run_dir", str(tmp_path / "run")]
     done = ray_head.run([*TRAIN, *flags, "--ray_address", ray_head.address])
-    assert done.returncode == 2 and "waits for a place, at most placement_timeout = 2 s: the run needs 42 CPUs" in done.stdout, done.stdout
+    assert done.returncode == 2 and "waits for a place, at most placement_timeout = 2 s: the run needs 10.35 CPUs" in done.stdout, (
+        done.stdout
+    )
     assert "so nodes have to be added" in done.stdout.splitlines()[-1]
 
 
