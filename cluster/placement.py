@@ -120,7 +120,7 @@ def _knock(address: str) -> None:
 
 
 def _speaks_grpc(address: str) -> bool:
-    channel = grpc.insecure_channel(address)
+    channel = grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
     try:
         grpc.channel_ready_future(channel).result(timeout=KNOCK_SECONDS)
         return True

@@ -120,7 +120,7 @@ def test_runs_go_to_a_cluster_that_is_given_several_at_once(ray_head: RayHead, t
         '[flags]\nengine = "fake"\nsteps = 2\nwarmup_steps = 0\nbatch_size = 4\ngroup_size = 4\neval_prompts = 8\n'
         'tiny_layers = 1\nwandb = "off"\n'
     )
-    line = [sys.executable, "-m", "cluster.launch", "sweep", tmp_path / "s.toml", "--sweep_dir", tmp_path / "sweep"]
+    line = [sys.executable, "-m", "cluster.launch", "sweep", str(tmp_path / "s.toml"), "--sweep_dir", str(tmp_path / "sweep")]
     done = ray_head.run([*line, "--address", ray_head.jobs], timeout=400)
     assert done.returncode == 0, done.stdout
     said = done.stdout.splitlines()
