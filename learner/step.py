@@ -114,10 +114,11 @@ class Learner:
 
         Raises Abandoned, with the learner as it was before, when that was asked for before the first optimiser step is taken.
         """
-        self._changed = False
+        self._changed, before = False, self.counters
         try:
             return self._train_batch(batch)
         except Abandoned:
+            self.counters = before
             for one in self._trained():
                 one.optimizer.zero_grad()
                 free_gathered(one.model)

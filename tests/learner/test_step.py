@@ -278,3 +278,35 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(tiny: Path, making: M
     resumed.train_batch(dataclasses.replace(batches[2], index=2))
     for (name, a), (_, b) in zip(straight.weights(), resumed.weights(), strict=True):
         assert (a - b).norm() < 2e-6 * a.norm(), name
+
+
+def test_a_batch_is_given_up_between_micro_batches_and_nothing_has_changed(tiny: Path, making: ModuleType) -> None:
+    """Before its first optimiser step; after that it is too late, and the batch is trained."""
+    from learner.abandon import Abandoned
+
+    learner = making.make_learner(tiny, optim=dict(minibatches=2), config=dict(micro_tokens=16))
+    other = making.make_learner(tiny, optim=dict(minibatches=2), config=dict(micro_tokens=16))
+    batches = making.case_batches("minibatches")
+    for each in (learner, other):
+        each.train_batch(batches[0])
+    heed, seen = learner._heed, []
+
+    def ask_in_the_third() -> None:
+        seen.append(1)
+        if len(seen) == 3:
+            learner.abandonment.ask()
+        heed()
+
+    learner._heed = ask_in_the_third
+    with pytest.raises(Abandoned):
+        learner.train_batch(batches[1])
+    assert len(seen) == 3 and learner.counters == other.counters
+    learner.abandonment._asked.clear()
+    for stats in zip(*(each.train_batch(batches[1]).steps for each in (learner, other)), strict=True):
+        assert stats[0].loss == stats[1].loss and stats[0].grad_norm == stats[1].grad_norm
+    for (name, mine), (_, its) in zip(learner.weights(), other.weights(), strict=True):
+        assert torch.equal(mine, its), name
+    heed_late = learner.abandonment.ask
+    learner._changed = False
+    learner._heed = lambda: heed_late() if learner._changed else heed()
+    assert learner.train_batch(making.make_batch([making.make_group(50 + i, answers=3, seed=7) for i in range(5)], 2)).steps
