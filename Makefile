@@ -41,9 +41,9 @@ bench:  ## ours against a peer and the machine's limit (ONLY=name for one, ARGS=
 	@$(SETUP) bench
 	@$(PY) -m tests.bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
-soak:  ## the long tests: 20,000 hostile responses through the verifier pool, and every kind of fault in one run
+soak:  ## the long tests: 20,000 hostile responses through the verifier pool, every kind of fault in one run, a resume on the real engine
 	@$(SETUP) dev gym
-	@WINNOW_FUZZ=20000 WINNOW_LONG=1 $(PY) -m pytest -s --timeout 0 tests/verifier/test_fuzz.py tests/e2e/test_faults.py
+	@WINNOW_FUZZ=20000 WINNOW_LONG=1 $(PY) -m pytest -s --timeout 0 tests/verifier/test_fuzz.py tests/e2e/test_faults.py tests/e2e/test_stop_and_resume.py
 
 lock:  ## write the exact versions in .ci/lock anew (ARGS=package moves one to its newest)
 	@$(SETUP)
