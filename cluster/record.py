@@ -63,6 +63,8 @@ class Recorder:
 
     def close(self) -> None:
         """Close the sinks."""
+        if self.live is not None:
+            self.live.close()
         if self.sinks is not None:
             self.sinks.close()
 

@@ -6,6 +6,7 @@ Does not cover Ray's export of them, for which a cluster is needed.
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -77,6 +78,23 @@ def test_what_comes_between_two_steps_changes_nothing_else(live: Live) -> None:
     live.set(logged({"train.nonfinite": 2, "ledger.tokens_surplus": 7}))
     live.also(logged({"eval.greedy": 0.5}))
     assert values()["winnow_train_nonfinite"] == {("r1",): 2} and values()["winnow_eval_greedy"] == {("r1",): 0.5}
+
+
+def test_what_was_set_is_set_again_until_the_end(live: Live) -> None:
+    """Between two steps of minutes Ray would forget it."""
+    live.begin(["train.nonfinite"], every=0.01)
+    live.set(logged({"buffer.reward": 0.25, "train.nonfinite": 3}))
+    for gauge in list(Gauge.made):
+        gauge.values.clear()
+    deadline = time.monotonic() + 10
+    while values()["winnow_reward"] != {("r1",): 0.25} or values()["winnow_train_nonfinite"] != {("r1",): 3}:
+        assert time.monotonic() < deadline, values()
+        time.sleep(0.01)
+    live.close()
+    for gauge in list(Gauge.made):
+        gauge.values.clear()
+    time.sleep(0.05)
+    assert not any(values().values())
 
 
 def test_labels_are_ascii_which_is_all_that_ray_takes() -> None:

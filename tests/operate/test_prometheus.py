@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(PROMETHEUS is None, reason="needs Prometheus: apt-get install -y --no-install-recommends prometheus"),
 ]
 CONFIG = """\
-global: {{ scrape_interval: 1s, scrape_timeout: 1s }}
+global: {{ scrape_interval: 5s, scrape_timeout: 5s }}
 scrape_configs:
   - job_name: ray
     file_sd_configs:
