@@ -125,7 +125,7 @@ def small(command: Callable[..., Command]) -> Callable[..., Command]:
 def ray_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Ray head that runs of the session may join."""
     code = (
-        "import ray, sys; c = ray.init(include_dashboard=False, num_cpus=8,"
+        "import ray, sys; c = ray.init('local', include_dashboard=False, num_cpus=8,"
         " object_store_memory=2**29, log_to_driver=False); print('ADDRESS', c.address_info['gcs_address'], flush=True); sys.stdin.read()"
     )
     pipe = subprocess.PIPE
