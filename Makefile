@@ -12,7 +12,7 @@ export VENV EXTRA PYTHON
 export OMP_NUM_THREADS ?= 1
 SETUP = python3 .ci/setup.py
 
-.PHONY: help setup demo test test-operate check bench soak lock clean
+.PHONY: help setup demo test test-operate check bench gpu soak lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -40,6 +40,10 @@ check:  ## lint and types
 bench:  ## ours against a peer and the machine's limit (ONLY=name for one, ARGS=--list for the names)
 	@$(SETUP) bench
 	@$(PY) -m tests.bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
+gpu:  ## the learner's numbers on one GPU, 8 minutes at most (without one: small sizes on the CPU)
+	@$(SETUP) dev
+	@$(PY) -m tests.gpu.run $(ARGS)
 
 soak:  ## the long tests: 20,000 hostile responses through the verifier pool, every kind of fault in one run, a resume on the real engine
 	@$(SETUP) dev gym

@@ -246,6 +246,15 @@ def _check_devices(cfg: RunConfig) -> Iterator[str]:
             if gpus == 0:
                 yield f"rollout.weight_transfer = {roll.weight_transfer!r} needs GPUs on both sides and {key} is 0: set it to auto or shm"
                 break
+    if model.learner_ranks % model.learner_replicas:
+        yield (
+            f"model.learner_replicas = {model.learner_replicas} does not divide learner_ranks = {model.learner_ranks}: "
+            "give a divisor, such as the number of nodes"
+        )
+    if model.cpu_offload and not model.learner_gpus:
+        yield "model.cpu_offload = true moves nothing where learner_gpus = 0: leave it out, or give the learner GPUs"
+    if model.attention == "segments" and model.learner_gpus and model.compute_dtype == "float32":
+        yield "model.attention = 'segments' has no float32 kernel on GPUs: set model.compute_dtype to bfloat16 or attention to sdpa"
     if model.attention == "flash_attention_2":
         if model.learner_gpus == 0:
             yield "model.attention = 'flash_attention_2' runs on GPUs and model.learner_gpus is 0: set it to auto or sdpa"

@@ -23,12 +23,17 @@ class ModelConfig(BaseModel):
     learner_cpus: float = Field(0.25, gt=0, description="CPUs that Ray counts per learner rank")
     learner_threads: Positive = Field(1, description="OpenMP threads of a learner rank")
     compute_dtype: Literal["float32", "bfloat16"] = Field("float32", description="dtype of the forward and backward pass; master weights are float32")
-    attention: Literal["auto", "sdpa", "flash_attention_2"] = Field("auto", description="attention kernel; auto: flash-attention on GPUs where installed, else sdpa")
+    attention: Literal["auto", "segments", "sdpa", "flash_attention_2"] = Field("auto", description="attention kernel; segments: sequence by sequence, without padding or mask; auto: flash-attention on GPUs where installed, else segments where the model has full causal attention, else sdpa")
+    share_prompts: bool = Field(True, description="answers of a group in one micro-batch share the work on their prompt (attention segments on CPU)")
     micro_tokens: Positive = Field(8192, description="token budget of a micro-batch, per rank")
     row_tokens: int = Field(0, ge=0, description="length of a packed row under sdpa; 0: chosen from the batch")
-    logit_chunk: Positive = Field(2048, description="tokens whose logits exist at once")
+    logit_chunk: int = Field(0, ge=0, description="tokens whose logits exist at once; 0: as many as 128 MiB hold")
     activation_checkpointing: bool = Field(False, description="recompute each layer in the backward pass")
-    reshard_after_forward: bool = Field(True, description="FSDP2: free gathered layers after the forward pass")
+    reshard_after_forward: bool = Field(True, description="FSDP2: free gathered layers after the forward pass; false: only after the backward pass")
+    cpu_offload: bool = Field(False, description="keep shards of weights, gradients and optimiser in host memory, and step there")
+    learner_replicas: Positive = Field(1, description="HSDP: copies of the model, each sharded over learner_ranks / learner_replicas ranks; one per node saves traffic between nodes")
+    lora_rank: int = Field(0, ge=0, description="train low-rank adapters of this rank on all linear layers, merged when published; 0: train all weights")
+    lora_alpha: float = Field(32.0, gt=0, description="scale of the adapters, by lora_rank")
 
 
 class OptimConfig(BaseModel):

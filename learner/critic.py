@@ -43,6 +43,7 @@ class Critic:
         rate = self.config.value_lr if self.config.value_lr is not None else VALUE_RATE * settings.optim.lr
         self.optim = settings.optim.model_copy(update={"lr": rate, "lr_schedule": "constant"})
         self.optimizer = make_adamw(self.model, self.optim)
+        self.replicas = settings.config.learner_replicas
         self.device, self.all_sum, self.all_max = device, all_sum, all_max
         self._sums = self._nothing()
 
@@ -56,7 +57,7 @@ class Critic:
         micros = [micro for part in parts for micro in part.micro]
         with torch.no_grad():
             for micro in micros:
-                micro.value_N = self.model(micro.input_RW, micro.position_RW, micro.flat_N)
+                micro.value_N = self.model(micro.input_RW, micro.position_RW, micro.flat_N, micro.segments)
         free_gathered(self.model)
         alpha = self.config.gae_length_alpha
         lam_A = np.full(len(table.written_A), self.config.gae_lambda) if alpha is None else length_adaptive_lambda(table.written_A, alpha)
@@ -155,7 +156,7 @@ class Critic:
         assert part.value_weights_A is not None
         for micro in part.micro:
             assert micro.value_N is not None and micro.return_N is not None
-            value_N = self.model(micro.input_RW, micro.position_RW, micro.flat_N)
+            value_N = self.model(micro.input_RW, micro.position_RW, micro.flat_N, micro.segments)
             terms_N, clipped_N = value_terms(value_N, micro.value_N, micro.return_N, self.config.value_clip)
             loss = aggregate_token_loss(terms_N, micro.mask_N, answer=micro.answer_N, weights=micro.per_answer(part.value_weights_A))
             (self.config.value_coef * loss).backward()
@@ -184,7 +185,7 @@ class Critic:
         self._sums = self._nothing()
         loss, clipped, nll, nll_push, policy_push = sums.tolist()
         grads = local_gradients(self.model.parameters())
-        norm = gradient_norm(grads, self.all_sum, self.device)
+        norm = gradient_norm(grads, self.all_sum, self.device, self.replicas)
         update = Update(self.optimizer, grads, self.config.value_coef * loss, norm, learning_rate(step, 0, self.optim))
         found: dict[str, float | None] = {"loss": loss, "grad_norm": norm, "lr": update.lr}
         if self.config.value_clip is not None:

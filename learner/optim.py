@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from learner.config import OptimConfig
 from learner.model import local
+
+if TYPE_CHECKING:
+    from learner.config import OptimConfig
 
 
 def learning_rate(step: int, total: int, config: OptimConfig) -> float:
@@ -52,13 +55,17 @@ def local_gradients(params: Iterable[nn.Parameter]) -> list[Tensor]:
     return [g for g in grads if g.numel()]
 
 
-def gradient_norm(grads: list[Tensor], all_reduce: Callable[[Tensor], None], device: torch.device) -> float:
-    """The L2 norm of the whole gradient. `all_reduce` sums a tensor over ranks in place; all ranks get the same number."""
+def gradient_norm(grads: list[Tensor], all_reduce: Callable[[Tensor], None], device: torch.device, replicas: int = 1) -> float:
+    """The L2 norm of the whole gradient. `all_reduce` sums a tensor over ranks in place; all ranks get the same number.
+
+    Each shard is on `replicas` of the ranks.
+    """
     square = torch.zeros((), dtype=torch.float64, device=device)
     if grads:
         norms = torch._foreach_norm(grads)
-        square += torch.stack([n.double() for n in norms]).square().sum()
+        square += torch.stack([n.double() for n in norms]).square().sum().to(device)
     all_reduce(square)
+    square /= replicas
     return math.sqrt(value) if math.isfinite(value := square.item()) else math.inf
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learner.attention import Segments
 from learner.pack import Micro
 from learner.records import Mismatch
 
@@ -31,6 +32,7 @@ class MicroBatch:
     behav_N: Tensor
     mask_N: Tensor
     ids_K: np.ndarray
+    segments: Segments
     old_N: Tensor | None = None
     ref_N: Tensor | None = None
     value_N: Tensor | None = None
@@ -41,7 +43,8 @@ class MicroBatch:
     def on(cls, device: torch.device, micro: Micro) -> MicroBatch:
         """Copy the arrays to the device."""
         names = ("input_RW", "position_RW", "flat_N", "target_N", "answer_N", "behav_N", "mask_N")
-        return cls(**{n: torch.from_numpy(getattr(micro, n)).to(device, non_blocking=True) for n in names}, ids_K=micro.ids_K)
+        tensors = {n: torch.from_numpy(getattr(micro, n)).to(device, non_blocking=True) for n in names}
+        return cls(**tensors, ids_K=micro.ids_K, segments=Segments.of(micro.segments_S3, device))
 
     def per_answer(self, values_A: np.ndarray) -> Tensor:
         """[K] float64: a column of the batch at this micro-batch's answers, 0 for a dummy."""

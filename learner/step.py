@@ -20,14 +20,17 @@ from torch import Tensor
 
 from learner.abandon import Abandoned, Abandonment
 from learner.answers import AnswerTable, batch_advantages, by_group, split_groups, tabulate
+from learner.attention import NAME as SEGMENTS
 from learner.checkpoint import VALUE, Counters, Trained, export_hf, load_checkpoint, save_checkpoint
 from learner.critic import Critic
 from learner.denominators import answer_weights
 from learner.diagnostics import ObjectiveSums, finalise
+from learner.logprob import Upstream
+from learner.micro_loss import is_separable, objective_of, upstream_of
 from learner.model import Policy, free_gathered, full_weights, load_policy, make_mesh
-from learner.objective import LossOutputs, grpo_loss
+from learner.objective import LossOutputs
 from learner.optim import Update, gradient_norm, learning_rate, local_gradients, make_adamw
-from learner.pack import Answer, PackSettings, StepPlan, build_micro, plan_step
+from learner.pack import Answer, Groups, PackSettings, StepPlan, build_micro, plan_step
 from learner.parts import Clock, MicroBatch, MismatchSums, Part
 from learner.records import Batch, OptimiserStep, StepStats, TrainGroup
 from learner.settings import LOSS_FLAGS, LearnerSettings
@@ -42,7 +45,8 @@ class Learner:
         self.settings = settings
         self.device = device
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.mesh = make_mesh(device)
+        self.replicas = settings.config.learner_replicas
+        self.mesh = make_mesh(device, self.replicas)
         self.policy = load_policy(settings.model, settings.config, mesh=self.mesh, device=device)
         self.optimizer = make_adamw(self.policy, settings.optim)
         self.counters = Counters()
@@ -53,15 +57,17 @@ class Learner:
         self._reference: Policy | None = None
         self._reference_source: str | None = settings.reference or settings.model
         self._critic: Critic | None = None
-        single_row = self.policy.hf.config._attn_implementation == "flash_attention_2"
+        kernel = self.policy.hf.config._attn_implementation
         self.packing = PackSettings(
             micro_tokens=settings.config.micro_tokens,
             row_tokens=settings.config.row_tokens,
-            single_row=single_row,
+            single_row=kernel in (SEGMENTS, "flash_attention_2"),
+            share=settings.config.share_prompts and kernel == SEGMENTS and device.type == "cpu",
             hidden=self.policy.hidden_size,
         )
         chosen = settings.objective
         self.flags = {name: getattr(chosen, name) for name in LOSS_FLAGS}
+        self.separable = is_separable(chosen.ratio_level, chosen.mismatch)
         self.kl_in_reward = chosen.kl_coef > 0 and chosen.kl_in == "reward"
         repeated = settings.optim.minibatches * settings.optim.epochs > 1
         # With one step per batch `old` is the policy of that step itself: its pass would compute the same numbers again.
@@ -74,7 +80,8 @@ class Learner:
         plans = []
         for groups in split_groups(len(table.uids), self.settings.optim.minibatches):
             ids = np.flatnonzero(table.trains_A & np.isin(table.group_A, groups))
-            plans.append((groups, plan_step(table.sequence_A, ids, ranks=self.ranks, settings=self.packing)))
+            shared = Groups(table.group_A, table.prompt_A)
+            plans.append((groups, plan_step(table.sequence_A, ids, ranks=self.ranks, settings=self.packing, groups=shared)))
         return plans
 
     def _tabulate(self, groups: Sequence[TrainGroup]) -> AnswerTable:
@@ -91,7 +98,7 @@ class Learner:
             answers = {}
             for a in plan.answers_of(self.rank):
                 group = batch.tokens[table.uids[table.group_A[a]]].group
-                answers[a] = Answer.of(group.prompt, group.completions[table.slot_A[a]])
+                answers[a] = Answer.of(group.prompt, group.completions[table.slot_A[a]], int(table.group_A[a]))
                 seen = (answers[a].size, len(answers[a].written))
                 assert seen == (table.sequence_A[a], table.written_A[a]), f"group {group.uid}: tokens and numbers disagree"
             chosen_A = table.trains_A & np.isin(table.group_A, groups)
@@ -102,7 +109,7 @@ class Learner:
                     weights_A=answer_weights(lengths_A, table.group_A, mode=self.flags["loss_agg"], max_len=self.settings.max_tokens),
                     tokens=int(lengths_A.sum()),
                     answers=int(chosen_A.sum()),
-                    micro=[MicroBatch.on(self.device, build_micro(rows, answers)) for rows in plan.micro[self.rank]],
+                    micro=[MicroBatch.on(self.device, build_micro(r, answers, self.packing.share)) for r in plan.micro[self.rank]],
                 )
             )
         return parts
@@ -226,7 +233,8 @@ class Learner:
             policy_loss = total.loss.item() + self.settings.critic.positive_nll * (critic.get("nll") or 0.0)
             if not frozen:
                 grads = local_gradients(self.policy.parameters())
-                updates.append(Update(self.optimizer, grads, policy_loss, gradient_norm(grads, self.all_reduce, self.device), lr))
+                norm = gradient_norm(grads, self.all_reduce, self.device, self.replicas)
+                updates.append(Update(self.optimizer, grads, policy_loss, norm, lr))
             finite = all(update.finite for update in updates)
             self._changed = True
             for update in updates:
@@ -255,30 +263,21 @@ class Learner:
 
     def _loss(self, micro: MicroBatch, part: Part, advantage_A: np.ndarray) -> tuple[Tensor, LossOutputs, Tensor]:
         """(the loss to call `backward` on, the objective's outputs, the log-probabilities [N] detached)."""
-        new_N, entropy_N = self._forward(self.policy, micro)
         nll = self.has_critic and self.settings.critic.positive_nll > 0
+        told = {"ratio_to": self.settings.ratio_to, "max_len": self.settings.max_tokens}
+        objective = objective_of(micro, part.weights_A, advantage_A, self.flags, **told)
+        upstream = upstream_of(objective, self.flags["entropy_coef"] != 0)
+        new_N, entropy_N = self._forward(self.policy, micro, upstream=upstream if self.separable and not nll else None)
         new_N = new_N.view_as(new_N) if nll else new_N
-        per_token = micro.advantage_N is not None
-        out = grpo_loss(
-            new_N,
-            new_N.detach() if micro.old_N is None else micro.old_N,
-            micro.advantage_N if micro.advantage_N is not None else micro.per_answer(advantage_A).float(),
-            micro.mask_N,
-            logp_behav=micro.behav_N,
-            logp_ref=micro.ref_N,
-            entropy=entropy_N,
-            answer=micro.answer_N,
-            weights=micro.per_answer(part.weights_A),
-            advantages_per_token=per_token,
-            ratio_to=self.settings.ratio_to,
-            max_len=self.settings.max_tokens,
-            **self.flags,
-        )
+        out = objective(new_N, entropy_N, slice(None))
         loss = out.loss + self.critic.nll(out.loss, new_N, micro, part) if nll else out.loss
         return loss, out, new_N.detach()
 
-    def _forward(self, model: Policy, micro: MicroBatch, with_entropy: bool = True) -> tuple[Tensor, Tensor]:
-        return model(micro.input_RW, micro.position_RW, micro.flat_N, micro.target_N, self.settings.temperature, with_entropy)
+    def _forward(
+        self, model: Policy, micro: MicroBatch, with_entropy: bool = True, upstream: Upstream | None = None
+    ) -> tuple[Tensor, Tensor]:
+        where = (micro.input_RW, micro.position_RW, micro.flat_N, micro.target_N)
+        return model(*where, self.settings.temperature, with_entropy, micro.segments, upstream)
 
     def _no_grad_pass(self, model: Policy, parts: list[Part], name: str) -> None:
         """Log-probabilities of every token under `model`, kept in the micro-batches as `name`."""
@@ -352,7 +351,8 @@ class Learner:
         return self.counters
 
     def _trained(self) -> list[Trained]:
-        own = [Trained("", self.policy, dict(self.policy.hf.named_parameters()), self.optimizer)]
+        trained = {name: p for name, p in self.policy.hf.named_parameters() if p.requires_grad}
+        own = [Trained("", self.policy, trained, self.optimizer)]
         if self.has_critic:
             model = self.critic.model
             own.append(Trained(VALUE, model, dict(model.named_parameters()), self.critic.optimizer))

@@ -83,7 +83,7 @@ def _one_step(learner: Learner, optimizer: torch.optim.Optimizer, batch: Sequenc
         loss += share.detach().double()
     learner.all_reduce(loss)
     grads = local_gradients(learner.policy.parameters())
-    norm = gradient_norm(grads, learner.all_reduce, learner.device)
+    norm = gradient_norm(grads, learner.all_reduce, learner.device, learner.replicas)
     if norm > 1.0 and math.isfinite(norm):
         scale_gradients(grads, 1.0 / norm)
     if math.isfinite(norm):

@@ -22,6 +22,8 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark("machine", "tests.bench.machine_rates", "float32 matrix products and memory copies of all cores", timeout=120),
+    Benchmark("learner_step", "tests.bench.learner_step", "a learner step against TRL's on the same rollouts", timeout=1500),
+    Benchmark("loss_memory", "tests.bench.loss_memory", "memory and time of log-probabilities at a large vocabulary", timeout=600),
     Benchmark("verifiers", "tests.bench.verifiers", "verdicts/s of the pool against as many plain calls", threads=1, timeout=300),
 )
 

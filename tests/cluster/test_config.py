@@ -87,6 +87,9 @@ WRONG = [
     ({"rollout": {"weight_transfer": "ipc", "engine_gpus": 1}}, ["'ipc'", "model.learner_gpus is 0"]),
     ({"model": {"attention": "flash_attention_2"}}, ["model.attention = 'flash_attention_2'", "sdpa"]),
     ({"model": {"attention": "flash_attention_2", "learner_gpus": 1}}, ["model.attention = 'flash_attention_2'", "bfloat16"]),
+    ({"model": {"attention": "segments", "learner_gpus": 1}}, ["model.attention = 'segments'", "bfloat16"]),
+    ({"model": {"learner_ranks": 4, "learner_replicas": 3}}, ["model.learner_replicas = 3", "learner_ranks = 4", "divisor"]),
+    ({"model": {"cpu_offload": True}}, ["model.cpu_offload = true", "learner_gpus = 0"]),
     ({"eval": {"eval_prompts": 0, "eval_every": 5}}, ["eval.eval_every = 5", "eval.eval_prompts is 0"]),
     ({"eval": {"keep_best": True}}, ["eval.keep_best = true", "eval.eval_every = 0"]),
 ]

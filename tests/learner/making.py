@@ -73,7 +73,7 @@ def make_learner(model: Any, *, objective: Any = None, optim: Any = None, config
     )
 
 
-# Each is trained on two batches by one rank and by two; micro-batches differ between the two on purpose.
+# Each is trained on two batches by one rank and by two; micro-batches differ between the two on purpose. `two`: config of two ranks alone.
 CASES: dict[str, dict[str, Any]] = {
     "minibatches": dict(objective=dict(loss_agg="seq-mean-token-mean"), optim=dict(minibatches=2, epochs=2)),
     "gspo_kl_in_reward": dict(
@@ -87,6 +87,9 @@ CASES: dict[str, dict[str, Any]] = {
         optim=dict(minibatches=2, epochs=2),
     ),
     "one_answer": dict(objective=dict(overlong="mask", kl_coef=0.1), one_answer=True),
+    "replicas": dict(objective=dict(kl_coef=0.0), optim=dict(grad_clip=0.01), two=dict(learner_replicas=2, reshard_after_forward=False)),
+    "offload": dict(objective=dict(kl_coef=0.0), two=dict(cpu_offload=True, activation_checkpointing=True)),
+    "adapters": dict(objective=dict(kl_coef=0.1), optim=dict(lr=1e-2), config=dict(lora_rank=4)),
 }
 
 
@@ -106,10 +109,13 @@ def case_batches(case: str) -> list[Any]:
 
 def run_case(case: str, model: Any, micro_tokens: int) -> tuple[Any, list[Any]]:
     """The learner after both batches, and their stats. A rank is given only the tokens that it says it needs."""
+    import torch.distributed as dist
+
     from learner.records import Batch
 
-    settings = {k: v for k, v in CASES[case].items() if k != "one_answer"}
-    learner = make_learner(model, config=dict(micro_tokens=micro_tokens), **settings)
+    settings = {k: v for k, v in CASES[case].items() if k not in ("one_answer", "two", "config")}
+    config = CASES[case].get("config", {}) | (CASES[case].get("two", {}) if dist.get_world_size() > 1 else {})
+    learner = make_learner(model, config=config | dict(micro_tokens=micro_tokens), **settings)
     stats = []
     for batch in case_batches(case):
         given = {uid: batch.tokens[uid] for uid in learner.needs(batch.groups)}

@@ -5,13 +5,14 @@ Not covered: 16-bit matrices on a GPU, whose products accumulate in float32 ther
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from learner.logprob import chunked_logprobs
+from learner.logprob import TILE_BYTES, chunk_for, chunked_logprobs
 
 N, H, V = 23, 8, 37
 
@@ -115,3 +116,66 @@ def test_full_logits_are_never_materialised_in_either_pass() -> None:
         (logp.sum() + entropy.sum()).backward()
     # The weight's own transpose has H rows and V columns; logits have at most `chunk`.
     assert 0 < seen.rows <= max(4, H) < N
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("through_entropy", [False, True])
+def test_a_gradient_formed_in_advance_is_that_of_full_logits(temperature: float, through_entropy: bool) -> None:
+    hidden, weight, targets = make()
+    ups = torch.randn(2, N, generator=torch.Generator().manual_seed(2))
+    seen: list[torch.Tensor] = []
+
+    def upstream(part: slice, logp_C: torch.Tensor, entropy_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        seen.append(logp_C.clone())
+        return ups[0][part], ups[1][part] if through_entropy else None
+
+    with Products() as products:
+        logp, entropy = chunked_logprobs(hidden, weight, targets, temperature=temperature, chunk=5, upstream=upstream)
+        loss = (logp * ups[0]).sum() + ((entropy * ups[1]).sum() if through_entropy else 0.0)
+        got = torch.autograd.grad(loss, (hidden, weight))
+    assert products.count == 3 * 5  # no logits in the backward pass
+    torch.testing.assert_close(torch.cat(seen), logp)
+    want_logp, want_entropy = full(hidden, weight, targets, temperature)
+    want = torch.autograd.grad((want_logp * ups[0]).sum() + ((want_entropy * ups[1]).sum() if through_entropy else 0.0), (hidden, weight))
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
+
+
+def given(up: torch.Tensor, part: slice, logp_C: torch.Tensor, entropy_C: torch.Tensor) -> tuple[torch.Tensor, None]:
+    return up[part], None
+
+
+def test_a_wrong_prediction_changes_no_gradient() -> None:
+    hidden, weight, targets = make()
+    up = torch.ones(N)
+    for wrong in (up * 0.999, torch.where(torch.arange(N) == 7, 2.0, up), up * float("nan")):
+        logp, _ = chunked_logprobs(hidden, weight, targets, chunk=5, upstream=partial(given, wrong))
+        got = torch.autograd.grad(logp.sum(), (hidden, weight))
+        want = torch.autograd.grad(full(hidden, weight, targets, 1.0)[0].sum(), (hidden, weight))
+        for g, w in zip(got, want, strict=True):
+            torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_formed_without_gradient() -> None:
+    hidden, weight, targets = make()
+
+    def never(*_: Any) -> Any:
+        raise AssertionError
+
+    with torch.no_grad():
+        chunked_logprobs(hidden, weight, targets, upstream=never)
+
+
+def test_a_chunk_is_as_many_tokens_as_the_tile_holds() -> None:
+    assert chunk_for(151_936) * 151_936 * 4 <= TILE_BYTES < (chunk_for(151_936) + 1) * 151_936 * 4
+    assert chunk_for(10**9) == 1 and chunk_for(50_000, 7) == 7
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += str(func).split(".")[1] in ("mm", "addmm", "addmm_")
+        return func(*args, **(kwargs or {}))

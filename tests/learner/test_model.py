@@ -13,7 +13,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen3Config
 
+from learner.attention import NAME
 from learner.config import ModelConfig
 from learner.model import build_tiny, free_gathered, full_weights, load_policy, make_mesh, pick_attention
 from learner.pack import Answer, build_micro
@@ -171,6 +173,17 @@ def test_what_cannot_be_loaded_is_a_sentence(tmp_path: Path, tiny: Path) -> None
     (tmp_path / "capped" / "config.json").write_text(json.dumps(settings | {"final_logit_softcapping": 30.0}))
     with pytest.raises(UserError, match="final_logit_softcapping"):
         load(tmp_path / "capped")
+    plain = Qwen3Config()
     with pytest.raises(UserError, match="attention = 'flash_attention_2' needs a GPU"):
-        pick_attention("flash_attention_2", CPU)
-    assert pick_attention("auto", CPU) == "sdpa"
+        pick_attention("flash_attention_2", CPU, "float32", plain)
+    with pytest.raises(UserError, match="attention = 'segments' needs a model with full causal attention"):
+        pick_attention("segments", CPU, "float32", Qwen3Config(layer_types=["sliding_attention"], num_hidden_layers=1, sliding_window=8))
+
+
+def test_the_attention_that_auto_stands_for() -> None:
+    windowed = Qwen3Config(layer_types=["sliding_attention"] * 2, num_hidden_layers=2, use_sliding_window=True, sliding_window=8)
+    gpu = torch.device("cuda")
+    assert pick_attention("auto", CPU, "float32", Qwen3Config()) == pick_attention("segments", CPU, "bfloat16", Qwen3Config()) == NAME
+    assert pick_attention("auto", CPU, "float32", windowed) == "sdpa"
+    assert pick_attention("auto", gpu, "float32", Qwen3Config()) == "sdpa"
+    assert pick_attention("auto", gpu, "bfloat16", Qwen3Config()) in (NAME, "flash_attention_2")

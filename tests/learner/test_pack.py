@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.pack import DEFAULT_ROW, Answer, PackSettings, build_micro, plan_step
+from learner.pack import DEFAULT_ROW, Answer, Groups, PackSettings, build_micro, plan_step
 from rollout.records import Completion, Prompt, Span
 
+ANSWERS = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 
 
@@ -94,3 +95,44 @@ def test_tokens_that_the_policy_did_not_write_are_read_and_never_predicted() -> 
 def test_a_sequence_without_prompt_is_refused(making: ModuleType) -> None:
     with pytest.raises(AssertionError, match="needs a prompt"):
         build_micro([[0]], {0: Answer.example(np.array([], dtype=np.int64), np.array([3]))})
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 30), ANSWERS), min_size=1, max_size=8), st.integers(1, 3), st.integers(1, 150))
+def test_a_shared_plan_is_complete_and_within_budget(shape: list[tuple[int, list[int]]], ranks: int, micro: int) -> None:
+    flat = [(g, p, t) for g, (p, sizes) in enumerate(shape) for t in sizes]
+    rng = np.random.default_rng(0)
+    prompts = {g: rng.integers(2, 9, p) for g, (p, _) in enumerate(shape)}
+    answers = {i: Answer(prompts[g], rng.integers(2, 9, t), np.zeros(t, np.float32), np.arange(t), g) for i, (g, _, t) in enumerate(flat)}
+    sizes, ids = [answers[i].size for i in answers], list(answers)
+    groups = Groups([g for g, _, _ in flat], [p for _, p, _ in flat])
+    plan = plan_step(sizes, ids, ranks=ranks, settings=PackSettings(micro, single_row=True, share=True, hidden=16), groups=groups)
+    assert sorted(a for r in range(ranks) for a in plan.answers_of(r)) == ids
+    for rows in (m for rank in plan.micro for m in rank):
+        made = build_micro(rows, answers, share=True)
+        assert made.input_RW.size <= max(micro, max(sizes), 2)
+        assert made.segments_S3[0, 0] == 0 and made.segments_S3[-1, 1] == made.input_RW.size
+        assert (made.segments_S3[1:, 0] == made.segments_S3[:-1, 1]).all()
+
+
+def test_arrays_of_a_shared_prompt() -> None:
+    def answer(prompt: list[int], tokens: list[int], group: int) -> Answer:
+        return Answer(np.array(prompt), np.array(tokens), np.zeros(len(tokens), np.float32), np.arange(len(tokens)), group)
+
+    answers = {3: answer([10, 11], [12, 13, 14], 0), 5: answer([20], [21], 1), 8: answer([10, 11], [15], 0)}
+    answers[9] = answer([10, 11], [16, 17], 0)
+    micro = build_micro([[3, 5, 8, 9]], answers, share=True)
+    assert micro.ids_K.tolist() == [3, 8, 9, 5]
+    assert micro.input_RW.tolist() == [[10, 11, 12, 13, 16, 20]]
+    assert micro.position_RW.tolist() == [[0, 1, 2, 3, 2, 0]]
+    assert micro.flat_N.tolist() == [1, 2, 3, 1, 1, 4, 5]
+    assert micro.target_N.tolist() == [12, 13, 14, 15, 16, 17, 21]
+    assert micro.segments_S3.tolist() == [[0, 2, -1], [2, 4, 0], [4, 4, 0], [4, 5, 0], [5, 6, -1], [6, 6, 4]]
+
+
+def test_sharing_saves_the_prompts() -> None:
+    lengths, groups = [100 + 50] * 16, Groups(np.repeat([0, 1], 8), [100] * 16)
+    one = plan_step(lengths, range(16), ranks=1, settings=PackSettings(500, single_row=True, share=True), groups=groups)
+    assert len(one.micro[0]) == 2 and all(len(row) == 8 for micro in one.micro[0] for row in micro)
+    two = plan_step(lengths, range(16), ranks=4, settings=PackSettings(8192, single_row=True, share=True), groups=groups)
+    assert {len(two.answers_of(r)) for r in range(4)} == {4}  # a group is cut where ranks would stand idle
