@@ -9,6 +9,7 @@ RUN/checkpoints/step-000040/
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 
 from learner.checkpoint import check_checkpoint
 from rollout.errors import UserError
@@ -73,6 +75,15 @@ def _mend(run_dir: Path) -> None:
             shutil.rmtree(before, ignore_errors=True)
         else:
             os.replace(before, folder)
+
+
+def fetch(refs: Mapping[int, Any]) -> dict[int, ScoredGroup]:
+    """The groups whose data can be had; one that is lost with its node is generated again when the run goes on from here."""
+    groups = {}
+    for uid, ref in refs.items():
+        with contextlib.suppress(ray.exceptions.ObjectLostError):
+            groups[uid] = ray.get(ref)
+    return groups
 
 
 def finish(run_dir: Path, step: int, controller: Mapping[str, Any], groups: Mapping[int, ScoredGroup], keep: int) -> Path:

@@ -83,7 +83,6 @@ class Evaluator:
                 break
             number = self.health.alive()[index % len(self.health.alive())]
             engine = self.services.engines[number]
-            verifier = self.services.verifiers[index % len(self.services.verifiers)]
             receipt, group = engine.generate.options(num_returns=2).remote(prompt, 1, sampling)
             try:
                 await asyncio.wait_for(as_coroutine(receipt), self.config.rollout.group_timeout + slack)
@@ -91,6 +90,7 @@ class Evaluator:
                 if engine_is_gone(error) or not isinstance(error, ray.exceptions.RayError):
                     self.health.engine_lost(number, engine, f"{reason_of(error)} in evaluation")
                 continue
+            verifier = self.services.verifiers[await self.health.verifier()]
             _, scored = verifier.score.options(num_returns=2).remote(group)
             try:
                 limit = self.config.verify.verify_timeout * (sampling.n + 1) + slack

@@ -7,7 +7,6 @@ lost costs nothing: the answers are still there and go to another.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -73,7 +72,6 @@ class Generation:
         self._last_chances: dict[int, int] = {}  # groups in their last attempt: uid -> engine
         self._draining: set[int] = set()  # engines that are given no group until they have new weights
         self._left = asyncio.Event()  # a group has left its engine
-        self._next_verifier = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def dispatch(self) -> None:
@@ -169,7 +167,7 @@ class Generation:
         limit = self.config.verify.verify_timeout * (self.config.rollout.group_size + 1) + DEADLINE_SLACK
         for chance in range(self.config.rollout.attempts):
             last = chance == self.config.rollout.attempts - 1
-            index = next(self._next_verifier) % len(self.services.verifiers)
+            index = await self.health.verifier()
             actor = self.services.verifiers[index]
             self.buffer.at_verifier(uid, attempt, index)
             summary, scored = actor.score.options(num_returns=2).remote(group)

@@ -1,16 +1,18 @@
 """Actors that die or hang: noticed by whoever waits for them, put away hard, made again, and counted against a budget.
 
 An engine that is made again is `absent` from the weight sync until the loop has given it the present weights, so it is
-sent nothing before. Verifiers have no state and serve at once. Learner ranks are not replaced one by one: their death
-ends this life of the run, and the next begins at the last checkpoint (`cluster.run`).
+sent nothing before; a verifier has no state and serves as soon as it is up. An actor whose node is gone waits for a place:
+Ray puts it where there is room, or on the next node that joins. Learner ranks are not replaced one by one: their death ends
+this life of the run, and the next begins at the last checkpoint (`cluster.run`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import ray
@@ -19,6 +21,8 @@ from cluster.services import Services, as_coroutine
 
 HEAR_OUT_SECONDS = 15.0
 DEADLINE_SLACK = 30.0  # seconds beyond a deadline of an actor's own, after which the actor is taken to hang
+LOOK_SECONDS = 5.0  # between two looks at whether an actor that starts has a place
+GONE = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)  # an actor, or what it gave, is lost with its process or node
 DEAD_ENGINE = ("EngineDeadError", "EngineGenerateError")
 """What vLLM raises, in an actor that lives, when its own core is gone."""
 
@@ -31,27 +35,62 @@ class LifeLost(RuntimeError):
     """What was lost cannot be made again by itself (a learner rank, its data): the run goes back to its last checkpoint."""
 
 
-class Health:
-    """Which engines can be used, and how an actor is replaced. `changed` is set whenever there is something new to use."""
+class Restarts:
+    """What was made again in the whole run, over all lives of this process, against `max_restarts`."""
 
-    def __init__(self, services: Services, budget: int, start_timeout: float, note: Callable[[str], None], *, rejoins: bool = True) -> None:
-        """`budget` counts restarts. `rejoins`: whether an engine alone can join the weight transfer again (over shm)."""
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.counts: Counter[str] = Counter()
+
+    def add(self, kind: str) -> None:
+        """One actor, or the learner, is made again."""
+        self.counts[kind] += 1
+
+    def __str__(self) -> str:
+        return f"restart {self.counts.total()} of {self.limit}"
+
+    def over(self) -> str:
+        """A sentence when there were more than the limit, else ""."""
+        if self.counts.total() <= self.limit:
+            return ""
+        lost = ", ".join(f"{name} {n}" for name, n in sorted(self.counts.items()))
+        return f"more actors were lost than max_restarts = {self.limit} allows ({lost}): see Ray's logs, or raise it"
+
+
+class Health:
+    """Which engines and verifiers can be used, and how one is replaced. `changed` is set whenever there is something new to use."""
+
+    def __init__(
+        self, services: Services, restarts: Restarts, start_timeout: float, note: Callable[[str], None], *, rejoins: bool = True
+    ) -> None:
+        """`rejoins`: whether an engine alone can join the weight transfer again (over shm)."""
         self.services = services
         self.rejoins = rejoins
-        self.budget = budget
+        self.restarts = restarts
         self.start_timeout = start_timeout
         self.changed = asyncio.Event()
         self.note = note
         self.absent: set[int] = set()  # engines without the present weights
         self.started: set[int] = set()  # those of them that wait for nothing else
-        self.restarts: Counter[str] = Counter()
+        self.absent_verifiers: set[int] = set()
         self.failure: RunFailed | LifeLost | None = None  # what the loop must end with
+        self._turn = itertools.count()
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def alive(self) -> list[int]:
         """Engines that can be given work."""
         return [i for i in range(len(self.services.engines)) if i not in self.absent]
+
+    async def verifier(self) -> int:
+        """The index of a verifier that can be given work, each in turn; waits for one when there is none."""
+        while True:
+            there = [i for i in range(len(self.services.verifiers)) if i not in self.absent_verifiers]
+            if there:
+                return there[next(self._turn) % len(there)]
+            if self.failure is not None:
+                raise self.failure
+            await asyncio.sleep(0.1)
 
     def engine_lost(self, index: int, actor: Any, why: str) -> None:
         """The engine is replaced; said by several who waited for it, it is done once."""
@@ -66,18 +105,7 @@ class Health:
             self.failure = self.failure or LifeLost(f"engine {index} is lost ({why}), and its transfer group with it")
         if self.failure is None:
             self.services.engines[index] = self.services.maker.engine(index)
-            task = asyncio.ensure_future(self._start(index, self.services.engines[index]))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        self.changed.set()
-
-    async def _start(self, index: int, actor: Any) -> None:
-        try:
-            await asyncio.wait_for(as_coroutine(actor.start.remote()), self.start_timeout)
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            self.engine_lost(index, actor, f"it did not start ({type(error).__name__})")
-            return
-        self.started.add(index)
+            self._follow(self._engine_back(index, self.services.engines[index]))
         self.changed.set()
 
     def verifier_lost(self, actor: Any, why: str) -> None:
@@ -86,9 +114,59 @@ class Health:
             return
         index = self.services.verifiers.index(actor)
         self._count("verifier", index, why)
+        self.absent_verifiers.add(index)
         put_away(actor)
-        self.services.verifiers[index] = self.services.maker.verifier(index)
+        if self.failure is None:
+            self.services.verifiers[index] = self.services.maker.verifier(index)
+            self._follow(self._verifier_back(index, self.services.verifiers[index]))
         self.changed.set()
+
+    def _follow(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _engine_back(self, index: int, actor: Any) -> None:
+        if why := await self._up("engine", index, actor.start.remote()):
+            self.engine_lost(index, actor, why)
+            return
+        self.started.add(index)
+        self.changed.set()
+
+    async def _verifier_back(self, index: int, actor: Any) -> None:
+        if why := await self._up("verifier", index, actor.ready.remote()):
+            self.verifier_lost(actor, why)
+            return
+        self.absent_verifiers.discard(index)
+        self.note(f"verifier {index} is back")
+        self.changed.set()
+
+    async def _up(self, kind: str, index: int, call: Any) -> str:
+        """Why an actor did not start; "" when it has. Time without a place is no time of its start, and is said.
+
+        An actor without a place is waited for while another of its kind works, else for `start_timeout`.
+        """
+        task = asyncio.ensure_future(as_coroutine(call))
+        spent = {True: 0.0, False: 0.0}  # seconds with a place, and without
+        try:
+            while not (await asyncio.wait([task], timeout=LOOK_SECONDS))[0]:
+                placed = await asyncio.to_thread(self.services.maker.places.placed, kind, index)
+                if not placed and not spent[False]:
+                    self.note(f"{kind} {index} waits for a place: its node is lost and no other has room; it starts on a node that joins")
+                spent[placed] += LOOK_SECONDS
+                if spent[True] >= self.start_timeout:
+                    return f"it did not start within start_timeout = {self.start_timeout:g} s"
+                others = self.alive() if kind == "engine" else len(self.services.verifiers) - len(self.absent_verifiers)
+                if spent[False] >= self.start_timeout and not others:
+                    why = f"no node has had room for {kind} {index} for start_timeout = {self.start_timeout:g} s and no other is left"
+                    self.failure = self.failure or RunFailed(f"{why}: add a node, and go on with --resume")
+                    return why
+            task.result()
+        except ray.exceptions.RayError as error:
+            return f"it did not start ({type(error).__name__})"
+        finally:
+            task.cancel()
+        return ""
 
     def joined(self, index: int, actor: Any) -> None:
         """The engine has the present weights."""
@@ -100,15 +178,13 @@ class Health:
         self.changed.set()
 
     def _count(self, kind: str, index: int, why: str) -> None:
-        self.restarts[kind] += 1
-        self.note(f"{kind} {index} is lost ({why}) and made again, restart {sum(self.restarts.values())} of {self.budget}")
-        if sum(self.restarts.values()) > self.budget:
-            lost = ", ".join(f"{name} {n}" for name, n in sorted(self.restarts.items()))
-            limit = f"max_restarts = {self.budget}"
-            self.failure = RunFailed(f"more actors were lost than {limit} allows ({lost}): see Ray's logs, or raise it")
+        self.restarts.add(kind)
+        self.note(f"{kind} {index} is lost ({why}) and made again, {self.restarts}")
+        if over := self.restarts.over():
+            self.failure = self.failure or RunFailed(over)
 
     def close(self) -> None:
-        """Wait for no engine any more, and replace none."""
+        """Wait for no actor any more, and replace none."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -121,8 +197,8 @@ def put_away(actor: Any) -> None:
 
 
 def engine_is_gone(error: BaseException) -> bool:
-    """Whether an error of a call says that the engine, and not this request, is at fault."""
-    if isinstance(error, ray.exceptions.RayActorError):
+    """Whether an error of a call says that the engine, and not this request, is at fault: its result may be lost with its node."""
+    if isinstance(error, GONE):
         return True
     return type(getattr(error, "cause", None)).__name__ in DEAD_ENGINE
 
@@ -133,6 +209,8 @@ def reason_of(error: BaseException) -> str:
         return "deadline"
     if isinstance(error, ray.exceptions.RayActorError):
         return "actor_died"
+    if isinstance(error, ray.exceptions.ObjectLostError):
+        return "data_lost"
     return type(getattr(error, "cause", None) or error).__name__
 
 
@@ -148,7 +226,7 @@ async def on_ranks(services: Services, method: str, *args: Any) -> list[Any]:
             done |= (await asyncio.wait(rest, timeout=HEAR_OUT_SECONDS))[0]
         errors = [e for call in calls if call in done and (e := call.exception()) is not None]
         for error in errors:
-            if isinstance(error, ray.exceptions.RayActorError) or isinstance(getattr(error, "cause", None), ray.exceptions.ObjectLostError):
+            if isinstance(error, GONE) or isinstance(getattr(error, "cause", None), ray.exceptions.ObjectLostError):
                 raise LifeLost(f"a learner rank is lost in {method} ({reason_of(error)})") from error
         if errors:
             raise errors[0]

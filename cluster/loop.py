@@ -5,6 +5,7 @@
 | `dispatch`      | room under the admission rule      | a batch committed, a group dropped, a version loaded    |
 | `rejoin`        | an engine that was made again      | its start, and the present weights                      |
 | `fill`          | B kept groups, in dispatch order   | a group scored, or the refill limit                     |
+| `fetch`         | the batch's tokens in the ranks    | tokens lost with a node being generated again (`fill`)  |
 | `learn`         | every learner rank                 | the batch                                               |
 | `publish`       | the previous transfer              | all engines having acknowledged it                      |
 | `evaluate`      | the transfer of this version       | every held-out answer scored                            |
@@ -193,11 +194,27 @@ class Loop:
             if self.buffer.batch_ready():
                 batch = self.buffer.cut()
                 self.generation.cancel(batch.surplus)
-                return batch
+                if await self.fetch(batch):
+                    return batch
+                continue
             if self.buffer.finished:
                 return None
             await self._next_change()
         return None
+
+    async def fetch(self, batch: CutBatch) -> bool:
+        """The batch's tokens into the learner ranks; False when some are lost: these groups are generated again at their places."""
+        refs = dict(zip(batch.uids, batch.payloads, strict=True))
+        lost = sorted({uid for uids in await on_ranks(self.services, "fetch", self._groups(batch), refs) for uid in uids})
+        for uid in lost:
+            self.buffer.payload_lost(uid)
+        if lost:
+            self.health.note(f"the data of {len(lost)} kept groups are lost with their node (the first is {lost[0]}): generated again")
+        return not lost
+
+    def _groups(self, batch: CutBatch) -> tuple[TrainGroup, ...]:
+        size = self.config.rollout.group_size
+        return (*(TrainGroup.of(s) for s in batch.summaries), *(TrainGroup.filler(-1 - i, size) for i in range(batch.fillers)))
 
     async def rejoin(self) -> None:
         """Engines that were made again get the present weights, between two transfers and while no rank trains."""
@@ -229,11 +246,8 @@ class Loop:
     async def learn(self, batch: CutBatch) -> StepStats | None:
         """The batch through every learner rank, then into the books; None when it was given up for a stop, and is given out again later."""
         self._begin("trains")
-        size = self.config.rollout.group_size
-        groups = (*(TrainGroup.of(s) for s in batch.summaries), *(TrainGroup.filler(-1 - i, size) for i in range(batch.fillers)))
         names = batch.summaries[0].names
-        refs = dict(zip(batch.uids, batch.payloads, strict=True))
-        stats = await self._ended_or_given_up(on_ranks(self.services, "train", batch.index, groups, names, refs))
+        stats = await self._ended_or_given_up(on_ranks(self.services, "train", batch.index, self._groups(batch), names))
         if stats is None:
             return None
         failed = set(stats.failed)

@@ -11,7 +11,7 @@ from pathlib import Path
 from cluster import checkpoint, load, placement
 from cluster.config import RunConfig
 from cluster.evaluate import Evaluator
-from cluster.health import Health
+from cluster.health import Health, Restarts
 from cluster.prepare import Prepared, prepare
 from cluster.services import Maker, verifier_names
 from learner.actor import LearnerRank
@@ -43,7 +43,7 @@ async def _evaluate(cfg: RunConfig, prepared: Prepared) -> dict[str, object]:
     try:
         await services.each(services.verifiers, "ready")
         await services.each(services.engines, "start")
-        health = Health(services, 0, cfg.cluster.start_timeout, print)
+        health = Health(services, Restarts(0), cfg.cluster.start_timeout, print)
         return asdict(await Evaluator(cfg, services, health, prepared.stream.heldout(cfg.eval.eval_prompts)).run())
     finally:
         await services.stop()

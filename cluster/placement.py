@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.config import RunConfig
@@ -36,14 +36,20 @@ class Places:
 
     def options(self, kind: str, index: int, bundle: dict[str, float], env: dict[str, str]) -> dict[str, Any]:
         """Ray options that put actor `index` of `kind` into its bundle."""
-        first = {"engine": 0, "rank": self.engines, "verifier": self.engines + self.ranks}[kind]
-        strategy = PlacementGroupSchedulingStrategy(placement_group=self.group, placement_group_bundle_index=first + index)
+        strategy = PlacementGroupSchedulingStrategy(placement_group=self.group, placement_group_bundle_index=self._bundle(kind, index))
         return {
             "num_cpus": bundle["CPU"],
             "num_gpus": bundle.get("GPU", 0),
             "scheduling_strategy": strategy,
             "runtime_env": {"env_vars": env},
         }
+
+    def placed(self, kind: str, index: int) -> bool:
+        """Whether the bundle of an actor lies on a living node: after the loss of a node it waits until another has room."""
+        return bool(placement_group_table(self.group)["bundles_to_node_id"].get(self._bundle(kind, index)))
+
+    def _bundle(self, kind: str, index: int) -> int:
+        return {"engine": 0, "rank": self.engines, "verifier": self.engines + self.ranks}[kind] + index
 
 
 def bundles(config: RunConfig) -> dict[str, dict[str, float]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import socket
 import time
@@ -12,14 +11,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 
 from cluster import checkpoint, load, placement
 from cluster.config import RunConfig
+from cluster.contract import check_logprobs
 from cluster.display import Display
 from cluster.evaluate import EvalStats, Evaluator
-from cluster.health import Health, LifeLost, RunFailed, on_ranks
+from cluster.health import Health, LifeLost, Restarts, RunFailed, engine_is_gone, on_ranks
 from cluster.loop import Loop, StepGivenUp
 from cluster.prepare import Prepared, prepare, transfer_backend, warmup_examples
 from cluster.record import Recorder
@@ -29,12 +28,9 @@ from cluster.weights import WeightError, WeightSync
 from learner.buffer import SamplingBuffer
 from learner.buffer_records import RefillError
 from rollout.errors import UserError
-from rollout.records import Sampling
 
-PROBE_PROMPTS, PROBE_ANSWERS, PROBE_TOKENS = 4, 4, 256
-TOLERANCE = {"float32": 1e-4}  # nats, mean difference of engine and learner; 16-bit engines round
-TOLERANCE_16_BITS = 0.05
 JOB_COPY = "working_dir_files"  # the folder in which Ray unpacks what was submitted
+PLACE_SECONDS = 5.0  # between two tries to place the actors of a later life
 FAILED, INTERRUPTED = 1, 130  # exit codes: the run could not go on; SIGINT or SIGTERM
 
 
@@ -91,6 +87,7 @@ class Session:
         self.engines_ready: asyncio.Future[None] | None = None
         self.stop_signal = ""
         self.lives = 0  # ended by the loss of a learner rank
+        self.restarts = Restarts(cfg.cluster.max_restarts)
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -124,18 +121,21 @@ class Session:
         return code
 
     async def live(self) -> None:
-        """Train; after the loss of a learner rank, again from the last checkpoint, with the books of that moment."""
+        """Train; after the loss of a learner rank, or of an actor before the loop, again from the last checkpoint and its books."""
         resume = bool(self.cfg.resume)
         while True:
             self.work = asyncio.ensure_future(self.train(resume))
             try:
                 return await self.work
-            except (LifeLost, ray.exceptions.RayActorError) as error:
-                self.lives += 1
-                if self.stop_signal or self.lives > self.cfg.cluster.max_restarts:
+            except (LifeLost, ray.exceptions.RayError) as error:
+                if self.stop_signal or not (isinstance(error, LifeLost) or engine_is_gone(error)):
                     raise
+                self.lives += 1
+                self.restarts.add("learner")
                 why = str(error).strip().splitlines()[0]
-                self.display.note(f"{why}: life {self.lives + 1} of the run begins at the last checkpoint")
+                if over := self.restarts.over():
+                    raise RunFailed(f"{why}; {over}; go on with --resume --run_dir {self.run_dir}") from error
+                self.display.note(f"{why}: life {self.lives + 1} of the run begins at the last checkpoint, {self.restarts}")
             self.loop = None
             await self.end_life()
             if self.stop_signal:
@@ -208,11 +208,11 @@ class Session:
         await self.engines_ready
         self.display.phase("first weights into the engines")
         rejoins = transfer_backend(cfg) == "shm"
-        health = Health(services, cfg.cluster.max_restarts, cfg.cluster.start_timeout, self.display.note, rejoins=rejoins)
+        health = Health(services, self.restarts, cfg.cluster.start_timeout, self.display.note, rejoins=rejoins)
         sync = WeightSync(services, health, transfer_backend(cfg), cfg.rollout.engines * max(1, int(cfg.rollout.engine_gpus)))
         sync.attempt = self.lives + (saved.controller["attempt"] + 1 if saved is not None else 0)
         await sync.transfer(saved.step if saved else 0)
-        await self.check_logprobs(prepared, services)
+        self.record.probe = await check_logprobs(cfg, prepared, services, self.display.note)
         await self.drive(prepared, services, sync, health, saved)
 
     async def start(self, prepared: Prepared) -> Services:
@@ -223,7 +223,7 @@ class Session:
         await asyncio.shield(self.joining)  # Ray can be left only once it is joined
         self.catch_signals()
         self.record.begin_live()
-        self.places = await asyncio.to_thread(placement.reserve, cfg, note=self.display.note, given_up=lambda: bool(self.stop_signal))
+        self.places = await self.reserve()
         services = self.services = Maker(cfg, prepared.settings, prepared.facts, self.places, verifier_names(cfg)).all()
         self.engines_ready = asyncio.ensure_future(self.start_engines(services))
         await services.each(services.verifiers, "ready")
@@ -233,6 +233,23 @@ class Session:
         await self.within("learner ranks", on_ranks(services, "start", address, port))
         self.record.seconds["start_learner"] = self.record.elapsed()
         return services
+
+    async def reserve(self) -> placement.Places:
+        """Places for the actors; a later life, which may have lost a node, waits for room on the others or on one that joins."""
+        limit = self.cfg.cluster.start_timeout
+        deadline = time.monotonic() + limit
+        while True:
+            try:
+                return await asyncio.to_thread(
+                    placement.reserve, self.cfg, note=self.display.note, given_up=lambda: bool(self.stop_signal)
+                )
+            except UserError as error:
+                if not self.lives:
+                    raise
+                if time.monotonic() > deadline:  # nothing that the user gave: the cluster has shrunk
+                    raise RunFailed(f"{error} (waited start_timeout = {limit:g} s); resume with --run_dir {self.run_dir}") from None
+                self.display.note(f"waits for a node: {error}")
+            await asyncio.sleep(PLACE_SECONDS)
 
     async def start_engines(self, services: Services) -> None:
         """Engines load while the learner warms up."""
@@ -269,31 +286,6 @@ class Session:
         await on_ranks(services, "export", str(prepared.warm_folder), "float32", prepared.tokenizer_folder)
         self.record.seconds["warmup"] = time.monotonic() - started
         self.display.note(f"warm-up took {self.record.seconds['warmup']:.0f} s; its last loss is {done[-1].loss:.3f} nats a token")
-
-    async def check_logprobs(self, prepared: Prepared, services: Services) -> None:
-        """The log-probability contract: engines and learner see the same distribution. Raises RunFailed when they do not."""
-        cfg = self.cfg
-        sampling = Sampling(PROBE_ANSWERS, min(cfg.rollout.max_tokens, PROBE_TOKENS), cfg.rollout.temperature, cfg.seed)
-        prompts = (await asyncio.to_thread(prepared.stream.heldout, PROBE_PROMPTS)) or []
-        differences = []
-        for i, prompt in enumerate(prompts):
-            engine = services.engines[i % len(services.engines)]
-            completions = await as_coroutine(engine.answers.remote(prompt, sampling))
-            learner = (await on_ranks(services, "logprobs", prompt, completions))[0]
-            differences += [np.abs(mine - c.logp_T) for mine, c in zip(learner, completions, strict=True)]
-        if not differences or cfg.rollout.engine == "fake":
-            return
-        flat = np.concatenate(differences)
-        self.record.probe = {"probe_mean_abs": float(flat.mean()), "probe_max_abs": float(flat.max())}
-        tolerance = cfg.rollout.logp_tolerance or TOLERANCE.get(cfg.rollout.engine_dtype, TOLERANCE_16_BITS)
-        by = f"{flat.mean():.1e} in the mean, {flat.max():.1e} at most, over {flat.size} tokens"
-        text = f"log-probabilities of engine and learner differ by {by}"
-        if not flat.mean() <= tolerance:
-            raise RunFailed(
-                f"{text}, more than logp_tolerance = {tolerance:g}: they run different models, tokenizers or temperatures; "
-                "check engine_dtype and engine_options, or raise the tolerance"
-            )
-        self.display.note(text)
 
     async def drive(self, prepared: Prepared, services: Services, sync: WeightSync, health: Health, saved: checkpoint.Saved | None) -> None:
         """Evaluate, loop, evaluate, export, summarise."""
@@ -357,10 +349,7 @@ class Session:
         step = loop.step
         place = checkpoint.begin(self.run_dir, step)
         await on_ranks(services, "save", str(place))
-        groups = {}
-        for uid, ref in loop.buffer.payloads().items():
-            with contextlib.suppress(ray.exceptions.ObjectLostError):  # it will be generated again
-                groups[uid] = ray.get(ref)
+        refs = loop.buffer.payloads()  # of the same moment as the books, and fetched after them
         controller = {
             "attempt": loop.sync.attempt,
             "buffer": loop.buffer.state(),
@@ -369,6 +358,7 @@ class Session:
             "prompts": [checkpoint.prompt_json(p) for _, p in sorted(loop.generation.prompts.items())],
             "record": self.record.state(),
         }
+        groups = await asyncio.to_thread(checkpoint.fetch, refs)
         await asyncio.to_thread(checkpoint.finish, self.run_dir, step, controller, groups, self.cfg.log.keep_checkpoints)
 
     def restore(self, saved: checkpoint.Saved, loop: Loop) -> None:

@@ -1,7 +1,7 @@
 """The Ray shell of one learner rank: joins the process group, fetches its tokens, publishes weights. No logic of its own.
 
-Every method but `address`, `progress`, `abandon`, `release`, `read_published` and `pids` is a collective: the controller calls
-it on all ranks at once. The actor has two threads, so that `progress` and `abandon` can be called while a rank works.
+Every method but `address`, `progress`, `abandon`, `fetch`, `release`, `read_published` and `pids` is a collective: the controller
+calls it on all ranks at once. The actor has two threads, so that `progress` and `abandon` can be called while a rank works.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from learner.step import Learner, LearnerSettings
 from learner.warmup import Example, WarmupStep, sft_steps
 from rollout.records import Completion, Prompt
 from rollout.weights import WeightManifest
+from verifier.records import ScoredGroup
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
@@ -43,6 +44,7 @@ class LearnerRank:
         self.learner: Learner | None = None
         self.publisher: ShmPublisher | None = None
         self.vllm: VllmPublisher | None = None
+        self.tokens: dict[int, ScoredGroup] = {}  # of the batch to be trained
         self._progress: WarmupStep | None = None
         self._listener: socket.socket | None = None
 
@@ -88,12 +90,26 @@ class LearnerRank:
 
     # -- work -------------------------------------------------------------------------------------------------------
 
-    def train(self, index: int, groups: tuple[TrainGroup, ...], names: tuple[str, ...], refs: Mapping[int, ray.ObjectRef]) -> StepStats:
-        """One batch. Object refs inside a mapping come as refs, so a rank fetches only the groups that it works on."""
-        learner = self._started()
-        needed = learner.needs(groups)
-        tokens = dict(zip(needed, ray.get([refs[uid] for uid in needed]), strict=True))
-        return learner.train_batch(Batch(index, groups, names, tokens))
+    def fetch(self, groups: tuple[TrainGroup, ...], refs: Mapping[int, ray.ObjectRef]) -> list[int]:
+        """Take the tokens that this rank needs of a batch; the uids of those that are lost with their node.
+
+        Apart from `train`, since there a rank that lacks its tokens would leave the others waiting. Object refs inside a mapping
+        come as refs, so a rank fetches only the groups that it works on.
+        """
+        needed = self._started().needs(groups)
+        lost = []
+        self.tokens = {}
+        for uid in needed:
+            try:
+                self.tokens[uid] = ray.get(refs[uid])
+            except ray.exceptions.ObjectLostError:
+                lost.append(uid)
+        return lost
+
+    def train(self, index: int, groups: tuple[TrainGroup, ...], names: tuple[str, ...]) -> StepStats:
+        """One batch, whose tokens were fetched."""
+        tokens, self.tokens = self.tokens, {}
+        return self._started().train_batch(Batch(index, groups, names, tokens))
 
     def abandon(self) -> None:
         """Give up the batch at work, if it has not taken an optimiser step yet: `train` then raises Abandoned."""

@@ -1,12 +1,17 @@
-"""Where learner ranks meet. The rest of the actor is plumbing, which the end-to-end tests run."""
+"""Where learner ranks meet, and what a rank does with tokens that are lost with their node.
+
+Does not cover: the rest of the actor, which is plumbing that the end-to-end tests run, and real object stores (tests/e2e/test_faults.py).
+"""
 
 from __future__ import annotations
 
 import os
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
+import ray
 
 from learner.actor import LearnerRank
 
@@ -32,3 +37,32 @@ def test_one_rank_alone_listens_nowhere() -> None:
     store = rank(0, 1)._store("", 0)
     store.set("a", "1")
     assert store.get("a") == b"1" and psutil.Process(os.getpid()).net_connections("tcp") == before
+
+
+class Stub:
+    """A learner that needs groups 1, 2 and 4, and gives back what it is handed."""
+
+    def needs(self, groups: Any) -> list[int]:
+        return [1, 2, 4]
+
+    def train_batch(self, batch: Any) -> Any:
+        return batch
+
+
+def test_lost_tokens_are_named_and_the_others_wait_for_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(ref: str) -> str:
+        if ref in gone:
+            raise ray.exceptions.ObjectLostError(ref, None, "")
+        return f"tokens of {ref}"
+
+    monkeypatch.setattr(ray, "get", get)
+    one = LearnerRank.__new__(LearnerRank)
+    one._started = lambda: Stub()  # type: ignore[method-assign,return-value,assignment]
+    refs = {uid: f"group {uid}" for uid in (1, 2, 3, 4)}
+    gone = {"group 2", "group 3"}
+    assert one.fetch((), refs) == [2]
+    gone.clear()
+    assert one.fetch((), refs) == []
+    batch = one.train(7, (), ("reward",))
+    assert batch.index == 7 and batch.tokens == {uid: f"tokens of group {uid}" for uid in (1, 2, 4)}
+    assert one.tokens == {}, "a rank holds no tokens beyond their batch"
