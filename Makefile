@@ -6,13 +6,14 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 SEED ?= 0
 ONLY ?=
+MINUTES ?= 30
 ARGS ?=
 export VENV EXTRA PYTHON
 # A process that shares its core with others loses a factor of 30 when OpenMP threads spin.
 export OMP_NUM_THREADS ?= 1
 SETUP = python3 .ci/setup.py
 
-.PHONY: help setup demo test test-operate check bench gpu soak lock clean
+.PHONY: help setup demo test test-operate check bench gpu chaos soak lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -45,9 +46,14 @@ gpu:  ## the learner's numbers on one GPU, 8 minutes at most (without one: small
 	@$(SETUP) dev
 	@$(PY) -m tests.gpu.run $(ARGS)
 
-soak:  ## the long tests: 20,000 hostile responses through the verifier pool, every kind of fault in one run, a resume on the real engine
+chaos:  ## a training under 20 faults of every kind against the same one undisturbed (SEED=0)
+	@$(SETUP) dev
+	@$(PY) -m tests.chaos --seed $(SEED) $(ARGS)
+
+soak:  ## the long tests: hostile responses, every kind of fault, a resume on the real engine, and MINUTES=30 of training whose memory stays flat
 	@$(SETUP) dev gym
 	@WINNOW_FUZZ=20000 WINNOW_LONG=1 $(PY) -m pytest -s --timeout 0 tests/verifier/test_fuzz.py tests/e2e/test_faults.py tests/e2e/test_stop_and_resume.py
+	@$(PY) -m tests.chaos.soak --minutes $(MINUTES) --seed $(SEED)
 
 lock:  ## write the exact versions in .ci/lock anew (ARGS=package moves one to its newest)
 	@$(SETUP)

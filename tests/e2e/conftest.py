@@ -6,10 +6,8 @@ import asyncio
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +16,13 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.processes import MARK, kill, left_behind, marked
+
 ROOT = Path(__file__).parents[2]
 # A head that `ray.init` starts asks for a token, which a process that joins it shows only when it is told to.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "RAY_AUTH_MODE": "token"}
 # Keys as a user's environment has them; no trace of them may be found in what a run leaves behind. wandb stays on this machine.
 SECRETS = {name: f"{name.lower()}-{'5ec2e7' * 8}" for name in ("WANDB_API_KEY", "HF_TOKEN", "OPENAI_API_KEY")}
-MARK = "WINNOW_TEST_MARK"  # set in a run's environment, which all of its processes inherit
 
 # Rewards by coin flip: informative groups without a warm-up, while every part is the real one.
 DRAWN = json.dumps([{"task": "addition", "verifier": "random"}])
@@ -74,31 +73,11 @@ class Command:
 
     def left_behind(self, seconds: float = 5.0) -> list[str]:
         """Commands of its processes that still live `seconds` after the end."""
-        deadline = time.monotonic() + seconds
-        while (found := marked(self.mark)) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        return list(found.values())
+        return list(left_behind(self.mark, seconds).values())
 
     def kill(self) -> None:
         """End it and all its processes, hard."""
-        for pid in marked(self.mark):
-            os.kill(pid, signal.SIGKILL)
-
-
-def marked(mark: str) -> dict[int, str]:
-    """Living processes whose environment carries the mark: pid -> command."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
-            continue
-        try:
-            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
-                state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
-                if state != "Z":
-                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-    return found
+        kill(marked(self.mark))
 
 
 @pytest.fixture(scope="session")

@@ -40,7 +40,7 @@ def test_no_file_bears_the_name_of_a_standard_module() -> None:
 def test_tests_mirror_the_source_and_are_no_package() -> None:
     assert list((ROOT / "tests").rglob("__init__.py")) == []
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert folders <= {*PACKAGES, "house", "e2e", "operate", "gpu", "bench"}
+    assert folders <= {*PACKAGES, "house", "e2e", "operate", "gpu", "bench", "chaos"}
 
 
 # Spelled in pieces, so that this file does not contain what it looks for.
