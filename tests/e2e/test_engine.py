@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.run import TOLERANCE_16_BITS
+from cluster.contract import TOLERANCE_16_BITS
 from cluster.weights import WeightError, check_report
 from learner.publish import write_manifest
 from rollout.config import RolloutConfig
