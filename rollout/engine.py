@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 
+DEATH_SECONDS = 0.5  # between two looks at whether the core still lives
 OWNER_VARIABLE = "WINNOW_ENGINE_OWNER"  # pid of the process that owns an engine, in the environment of the engine's processes
 
 
@@ -208,7 +210,12 @@ class VllmEngine:
     # -- weights ----------------------------------------------------------------------------------------------------
 
     async def update(self, manifest: WeightManifest) -> dict[str, Any]:
-        """Pause, load, resume: requests in flight are kept and go on under the new version."""
+        """Pause, load, resume: requests in flight are kept and go on under the new version. Raises EngineDeadError when the core dies."""
+        assert self.llm is not None
+        llm = self.llm
+        return await unless_dead(self._update(manifest), lambda: llm.dead_error if llm.errored else None)
+
+    async def _update(self, manifest: WeightManifest) -> dict[str, Any]:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         assert self.llm is not None
@@ -246,6 +253,19 @@ class VllmEngine:
         assert self.llm is not None
         await self.llm.resume_generation()
         self._resumed.set()
+
+
+async def unless_dead(work: Coroutine[Any, Any, dict[str, Any]], death: Callable[[], BaseException | None]) -> dict[str, Any]:
+    """The result of `work`; raises what `death` gives as soon as it gives something.
+
+    vLLM ends the requests of a core that has died, but a call to the core itself (an update of its weights) would wait for ever.
+    """
+    task = asyncio.ensure_future(work)
+    while not (await asyncio.wait([task], timeout=DEATH_SECONDS))[0]:
+        if (error := death()) is not None:
+            task.cancel()
+            raise error
+    return task.result()
 
 
 def extend_spans(spans: list[Span], start: int, stop: int, version: int) -> None:
