@@ -245,7 +245,7 @@ def two_ranks(tiny: Path, making: ModuleType, tmp_path_factory: pytest.TempPathF
     return SimpleNamespace(out=out, reports=json.loads((out / "reports.json").read_text()))
 
 
-@pytest.mark.parametrize("case", ["minibatches", "gspo_kl_in_reward", "critic", "one_answer"])
+@pytest.mark.parametrize("case", ["minibatches", "gspo_kl_in_reward", "critic", "one_answer", "replicas", "offload", "adapters"])
 def test_two_ranks_give_what_one_rank_gives(tiny: Path, making: ModuleType, two_ranks: SimpleNamespace, case: str) -> None:
     learner, stats = making.run_case(case, tiny, micro_tokens=8192)
     one, two = making.report(stats), two_ranks.reports[case]
