@@ -50,7 +50,7 @@ def soak(storm: Storm, sampler: Sampler, minutes: float, seed: int) -> int:
         storm.check_time("the end is awaited")
         storm.watch()
     sampler.stop()
-    return training.stop()
+    return training.stop(120.0)
 
 
 def steepest(found: Sequence[Growth]) -> dict[str, Growth]:
