@@ -255,11 +255,32 @@ def _check_devices(cfg: RunConfig) -> Iterator[str]:
         yield "model.cpu_offload = true moves nothing where learner_gpus = 0: leave it out, or give the learner GPUs"
     if model.attention == "segments" and model.learner_gpus and model.compute_dtype == "float32":
         yield "model.attention = 'segments' has no float32 kernel on GPUs: set model.compute_dtype to bfloat16 or attention to sdpa"
+    yield from _check_colocation(cfg)
+    if roll.weight_delta and (roll.weight_transfer in ("nccl", "ipc") or roll.weight_transfer == "auto" and roll.engine_gpus):
+        yield f"rollout.weight_delta = true works over shm and rollout.weight_transfer is {roll.weight_transfer!r}: set that to shm"
     if model.attention == "flash_attention_2":
         if model.learner_gpus == 0:
             yield "model.attention = 'flash_attention_2' runs on GPUs and model.learner_gpus is 0: set it to auto or sdpa"
         elif model.compute_dtype == "float32":
             yield "model.attention = 'flash_attention_2' has no float32 kernel: set model.compute_dtype to bfloat16 or attention to sdpa"
+
+
+def _check_colocation(cfg: RunConfig) -> Iterator[str]:
+    roll, model = cfg.rollout, cfg.model
+    if not roll.colocate:
+        return
+    if roll.max_staleness:
+        yield f"rollout.colocate = true takes turns and rollout.max_staleness = {roll.max_staleness} does not wait for them: set it to 0"
+    if roll.weight_transfer in ("nccl", "ipc"):
+        yield f"rollout.colocate = true sends all weights over shm and rollout.weight_transfer is {roll.weight_transfer!r}: set that to auto"
+    if (roll.engine_gpus > 0) != (model.learner_gpus > 0):
+        here = f"rollout.engine_gpus = {roll.engine_gpus:g} and model.learner_gpus = {model.learner_gpus:g}"
+        yield f"rollout.colocate = true shares a device and {here} do not: give each a share of one GPU, such as 0.5, or none"
+    elif (shares := roll.engines * roll.engine_gpus + model.learner_ranks * model.learner_gpus) > 1:
+        yield (
+            f"rollout.colocate = true shares one GPU, and rollout.engine_gpus = {roll.engine_gpus:g} for {roll.engines} engines and "
+            f"model.learner_gpus = {model.learner_gpus:g} for {model.learner_ranks} ranks come to {shares:g}: take 0.5 each of one engine and one rank"
+        )
 
 
 def _check_eval(cfg: RunConfig) -> Iterator[str]:

@@ -17,6 +17,7 @@ import ray
 from cluster.config import RunConfig
 from cluster.health import DEADLINE_SLACK, Health, engine_is_gone, reason_of
 from cluster.services import Services, as_coroutine
+from cluster.timeline import Timeline
 from cluster.weights import WeightSync
 from learner.buffer import SamplingBuffer
 from rollout.actor import Receipt
@@ -55,7 +56,14 @@ class Generation:
     """Everything in flight. `changed` is set when a group has come back; `error` is a fault of ours that ends the loop."""
 
     def __init__(
-        self, config: RunConfig, services: Services, stream: PromptStream, buffer: SamplingBuffer, sync: WeightSync, health: Health
+        self,
+        config: RunConfig,
+        services: Services,
+        stream: PromptStream,
+        buffer: SamplingBuffer,
+        sync: WeightSync,
+        health: Health,
+        timeline: Timeline,
     ) -> None:
         self.config = config
         self.services = services
@@ -63,6 +71,7 @@ class Generation:
         self.buffer = buffer
         self.sync = sync
         self.health = health
+        self.timeline = timeline
         self.changed = health.changed
         self.prompts: dict[int, Prompt] = {}  # of every group that has not ended, for another attempt
         self.sampling = Sampling(config.rollout.group_size, config.rollout.max_tokens, config.rollout.temperature, config.seed)
@@ -119,6 +128,7 @@ class Generation:
             tokens = receipt.tokens
             self.buffer.generated(prompt.uid, attempt)
             summary, scored = await self._verify(group, prompt.uid, attempt)
+            self.timeline.worked("verifiers", summary.seconds_verify)
             self.buffer.scored(prompt.uid, attempt, summary, scored)
         except (ray.exceptions.RayError, TimeoutError) as error:
             self.buffer.attempt_failed(prompt.uid, attempt, reason_of(error), tokens)
@@ -133,9 +143,13 @@ class Generation:
     async def _generate(self, prompt: Prompt, attempt: int, index: int) -> tuple[Receipt, Any]:
         """The receipt, and a reference to the group. An engine that is gone, or does not keep its own deadline, is replaced."""
         actor, limit = self.services.engines[index], self.config.rollout.group_timeout + DEADLINE_SLACK
+        seconds = None
+        self.timeline.begin("engines", (prompt.uid, attempt))
         try:
-            receipt, group = actor.generate.options(num_returns=2).remote(prompt, attempt, self.sampling)
-            return await asyncio.wait_for(as_coroutine(receipt), limit), group
+            ref, group = actor.generate.options(num_returns=2).remote(prompt, attempt, self.sampling)
+            receipt: Receipt = await asyncio.wait_for(as_coroutine(ref), limit)
+            seconds = receipt.seconds
+            return receipt, group
         except ray.exceptions.RayError as error:  # first: an actor's own TimeoutError is one of these and a TimeoutError
             if engine_is_gone(error):
                 self.health.engine_lost(index, actor, reason_of(error))
@@ -144,6 +158,7 @@ class Generation:
             self.health.engine_lost(index, actor, f"no answer within {limit:g} s")
             raise
         finally:
+            self.timeline.end("engines", (prompt.uid, attempt), seconds)
             self.load.add(index, -1)
             self._last_chances.pop(prompt.uid, None)
             self._left.set()

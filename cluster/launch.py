@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from cluster import load
-from cluster.sentences import nearest
 from rollout.errors import UserError
+
+if TYPE_CHECKING:
+    from cluster.config import RunConfig
 
 
 class Command(NamedTuple):
@@ -64,6 +64,8 @@ def _check(argv: list[str]) -> int:
 
 
 def _export(argv: list[str]) -> int:
+    from cluster import load
+
     parser = load.SentenceParser(prog="winnow export", description=COMMANDS["export"].help)
     parser.add_argument("run", type=Path, help="run folder")
     parser.add_argument("--step", type=int, help="step whose checkpoint is exported; default: the newest")
@@ -142,8 +144,10 @@ COMMANDS = {
 }
 
 
-def _config(command: str, argv: list[str]) -> load.RunConfig | None:
+def _config(command: str, argv: list[str]) -> RunConfig | None:
     """The config of `COMMAND RECIPE [flags]`; None when the arguments asked for a print and that is done."""
+    from cluster import load
+
     known = COMMANDS[command]
     if "-h" in argv or "--help" in argv:
         about = f"{known.help}\n\nRECIPE is a TOML file or a built-in one: {', '.join(load.builtin_recipes())}."
@@ -177,6 +181,8 @@ def usage() -> str:
 
 def version() -> str:
     """The installed version, or 'unknown' when winnow runs from a bare checkout."""
+    from importlib import metadata
+
     try:
         return metadata.version("winnow")
     except metadata.PackageNotFoundError:
@@ -194,6 +200,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         if args[0] not in COMMANDS:
+            from cluster.sentences import nearest
+
             guess = nearest(args[0], list(COMMANDS))
             raise UserError(f"there is no command {args[0]!r}{guess}: take one of {', '.join(COMMANDS)}")
         return COMMANDS[args[0]].run(args[1:])

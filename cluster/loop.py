@@ -27,6 +27,7 @@ from cluster.evaluate import EvalStats, Evaluator
 from cluster.generation import Generation
 from cluster.health import Health, RunFailed, on_ranks, put_away
 from cluster.services import Services
+from cluster.timeline import Timeline, Use
 from cluster.watchdog import Watchdog
 from cluster.weights import TransferStats, WeightSync
 from learner.abandon import Abandoned
@@ -35,6 +36,7 @@ from learner.buffer_records import CutBatch, StepSummary
 from learner.ledger import BatchTokens
 from learner.records import StepStats, TrainGroup
 from rollout.prompts import PromptStream
+from rollout.weights import WeightManifest
 
 WAITS = "waits for groups"
 STAGES_EVERY = 1.0  # seconds between two looks at what each stage does
@@ -82,6 +84,7 @@ class StepReport:
     evaluation: EvalStats | None
     times: StepTimes
     prompts: PromptTotals
+    use: Use  # since the step before was reported
 
 
 class Loop:
@@ -114,7 +117,8 @@ class Loop:
         self.stages = stages
         self.health = health
         evaluator.revive = self.revive
-        self.generation = Generation(config, services, stream, buffer, sync, health)
+        self.timeline = Timeline()
+        self.generation = Generation(config, services, stream, buffer, sync, health, self.timeline)
         if config.rollout.weight_update == "drained":
             sync.drained = self.generation.drained
         self.doing, self._since = "starts", time.monotonic()
@@ -147,6 +151,7 @@ class Loop:
     async def run(self) -> None:
         """Until the end. Raises RunFailed or RefillError when it cannot go on."""
         watch = asyncio.ensure_future(self._watch())
+        self.timeline.cut()  # what came before is not the loop's
         try:
             if self.evaluation_due:
                 await self.evaluate_now()
@@ -165,8 +170,10 @@ class Loop:
                 evaluation = await self._timed("evaluate", self.evaluate())
                 summary = self.buffer.step_summary()
                 self.stream.note(summary.results)
-                totals = self._prompt_totals()
-                self.report(StepReport(self.step, batch, summary, train, transfer, evaluation, self._times(started), totals))
+                times, use, totals = self._times(started), self.timeline.cut(), self._prompt_totals()
+                report = StepReport(self.step, batch, summary, train, transfer, evaluation, times, totals, use)
+                await self.ahead()
+                self.report(report)
                 await self._timed("checkpoint", self.save())  # last, so that it holds all that was said of the step
         finally:
             self.health.close()
@@ -201,6 +208,12 @@ class Loop:
                 return None
             await self._next_change()
         return None
+
+    async def ahead(self) -> None:
+        """Engines begin on the next batch while this step is told, where no checkpoint is ever to hold the moment between the two."""
+        if not self.config.log.checkpoint_every:
+            self.generation.dispatch()
+            await asyncio.sleep(0)  # what was dispatched is sent
 
     async def fetch(self, batch: CutBatch) -> bool:
         """The batch's tokens into the learner ranks; False when some are lost: these groups are generated again at their places."""
@@ -243,13 +256,21 @@ class Loop:
         if self._loading in done:
             await self._loaded()
 
+    async def turn(self) -> None:
+        """Where engine and learner share a device, engines sleep from here to the load of the next weights."""
+        if self.config.rollout.colocate:
+            self._begin("waits for engines to sleep")
+            await self.sync.sleep()
+
     async def learn(self, batch: CutBatch) -> StepStats | None:
         """The batch through every learner rank, then into the books; None when it was given up for a stop, and is given out again later."""
+        await self.turn()
         self._begin("trains")
         names = batch.summaries[0].names
         stats = await self._ended_or_given_up(on_ranks(self.services, "train", batch.index, self._groups(batch), names))
         if stats is None:
             return None
+        self.timeline.worked("learner", stats.seconds.get("total", 0.0))
         failed = set(stats.failed)
         total = sum(s.tokens for s in batch.summaries if s.uid not in failed)
         masked = {reason: stats.masked_tokens.get(reason, 0) for reason in ("overlong", "error", "mismatch")}
@@ -288,11 +309,16 @@ class Loop:
         self._begin("publishes weights")
         before = await self._loaded()
         started = time.monotonic()
-        published = await self.sync.publish(self.step)
-        self._loading = asyncio.ensure_future(self.sync.load(published, time.monotonic() - started))
+        with self.timeline.during("transfer"):
+            published = await self.sync.publish(self.step)
+        self._loading = asyncio.ensure_future(self._load(published, time.monotonic() - started))
         if self.config.rollout.max_staleness == 0 or self.step == self.config.batches:
             return await self._loaded()
         return before
+
+    async def _load(self, published: WeightManifest | TransferStats, seconds_publish: float) -> TransferStats:
+        with self.timeline.during("transfer"):
+            return await self.sync.load(published, seconds_publish)
 
     async def _loaded(self) -> TransferStats | None:
         """The transfer that was on its way has arrived in every engine."""
@@ -322,7 +348,8 @@ class Loop:
         self._begin("evaluates")
         self.evaluation_due = True
         await self._loaded()
-        stats = await self._unless_stopped(self.evaluator.run())
+        with self.timeline.during("engines"):
+            stats = await self._unless_stopped(self.evaluator.run())
         if stats is not None:
             self.evaluation_due = False
             self._evaluated = self.step
@@ -344,7 +371,8 @@ class Loop:
         every = self.config.log.checkpoint_every
         if every and self.step % every == 0 and self.step < self.config.batches:
             self._begin("writes a checkpoint")
-            await self.checkpoint()
+            with self.timeline.during("learner"):
+                await self.checkpoint()
 
     def _begin(self, doing: str) -> None:
         self.doing, self._since = doing, time.monotonic()

@@ -172,12 +172,19 @@ TABLE: tuple[Metric, ...] = (
     M("seconds_sync", "time/publish", "s", "sum", "the loop held up by the transfer of weights"),
     M("seconds_eval", "time/eval", "s", "sum", "evaluation"),
     M("seconds_checkpoint", "time/checkpoint", "s", "sum", "writing a checkpoint"),
+    M("use.window", "time/between_reports", "s", "sum", "wall-clock time since the step before was told; within it:"),
+    M("use.engines", "time/engines_busy", "s", "sum", "at least one engine generated"),
+    M("use.verifiers", "time/verifiers_busy", "s", "sum", "at least one verifier scored"),
+    M("use.learner", "time/learner_busy", "s", "sum", "the learner trained, or wrote a checkpoint"),
+    M("use.transfer", "time/transfer_busy", "s", "sum", "weights were on their way"),
+    M("use.idle", "time/idle", "s", "sum", "nothing of these: what the loop itself and its messages cost"),
     M("seconds_elapsed", "time/elapsed", "s", "total", "wall-clock time since the run, or its resumption, began"),
     M("transfer.seconds", "sync/seconds", "s", "sum", "a transfer of weights, from the shards to every engine's acknowledgement"),
     M("transfer.seconds_publish", "sync/seconds_publish", "s", "sum", "the learner's part of it"),
     M("transfer.seconds_drained", "sync/seconds_drained", "s", "max", "engines ending their answers before it (`weight_update = drained`)"),
     M("transfer.seconds_paused", "sync/seconds_paused", "s", "max", "the engines' pause for it, the longest"),
     M("transfer.size", "sync/bytes", "B", "sum", "bytes of it, to one engine"),
+    M("transfer.sent", "sync/bytes_sent", "B", "sum", "bytes sent to engines on other hosts than the learner's, together"),
     M("buffer.seconds_generate", "time/group_generate", "s", "mean", "generation of a group, from its dispatch in the engine"),
     M("buffer.seconds_verify", "time/group_verify", "s", "mean", "verification of a group, summed over its answers"),
     # evaluation on held-out prompts
@@ -325,6 +332,7 @@ def step_record(report: StepReport, ledger: Ledger) -> dict[str, float]:
         "prompts_retired": report.prompts.retired,
         "prompts_dropped": report.prompts.dropped,
     }
+    found |= flat("use", report.use)
     if report.transfer is not None:
         found |= {k: v for k, v in flat("transfer", report.transfer).items() if k != "transfer.version"}
     return found | (eval_record(report.evaluation) if report.evaluation is not None else {})

@@ -38,11 +38,11 @@ class Prepared:
 
 
 def transfer_backend(cfg: RunConfig) -> str:
-    """`shm`, `nccl` or `ipc`: `auto` is nccl where the engines have GPUs."""
+    """`shm`, `nccl` or `ipc`: `auto` is nccl where the engines have GPUs of their own."""
     chosen = cfg.rollout.weight_transfer
     if chosen != "auto":
         return chosen
-    return "nccl" if cfg.rollout.engine_gpus else "shm"
+    return "nccl" if cfg.rollout.engine_gpus and not cfg.rollout.colocate else "shm"
 
 
 def prepare(cfg: RunConfig, run_dir: Path) -> Prepared:

@@ -116,9 +116,10 @@ class Maker:
 
     def rank(self, index: int) -> Any:
         """Learner rank number `index`."""
-        model, ranks = self.config.model, self.config.model.learner_ranks
+        model, roll, ranks = self.config.model, self.config.rollout, self.config.model.learner_ranks
         rank = ray.remote(LearnerRank).options(**self._options("rank", index, model.learner_threads), max_concurrency=2)
-        return rank.remote(index, ranks, self.settings, publish_dtype=self.config.rollout.engine_dtype, threads=model.learner_threads)
+        weights = {"publish_dtype": roll.engine_dtype, "deltas": roll.weight_delta}
+        return rank.remote(index, ranks, self.settings, threads=model.learner_threads, **weights)
 
     def verifier(self, index: int) -> Any:
         """Verifier actor number `index`."""

@@ -26,6 +26,7 @@ class TransferStats:
 
     version: int
     size: int  # bytes
+    sent: int  # bytes to engines on other hosts, together
     seconds_publish: float
     seconds_drained: float
     seconds_paused: float
@@ -44,6 +45,7 @@ class WeightSync:
         self.versions = [-1] * len(services.engines)
         self.attempt = 0
         self.drained: Callable[[int], AbstractAsyncContextManager[float]] = at_once
+        self._held: dict[int, tuple[Any, tuple[int, int]]] = {}  # engines on other hosts, and the version that each keeps a copy of
         self._joined = False
 
     async def publish(self, version: int) -> WeightManifest | TransferStats:
@@ -69,6 +71,7 @@ class WeightSync:
         return TransferStats(
             published.version,
             published.size,
+            sum(r["sent"] for r in reports),
             seconds_publish,
             max((r["seconds_drained"] for r in reports), default=0.0),
             max((r["seconds_paused"] for r in reports), default=0.0),
@@ -81,6 +84,20 @@ class WeightSync:
         published = await self.publish(version)
         return await self.load(published, time.monotonic() - started, only)
 
+    async def sleep(self) -> None:
+        """Every engine gives its device up until the next load; one that is lost meanwhile is left to its replacement."""
+
+        async def one(index: int) -> None:
+            engine = self.services.engines[index]
+            try:
+                await asyncio.wait_for(as_coroutine(engine.sleep.remote()), self.health.start_timeout)
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                if isinstance(error, ray.exceptions.RayError) and not engine_is_gone(error):
+                    raise
+                self.health.engine_lost(index, engine, f"{reason_of(error)} in going to sleep")
+
+        await asyncio.gather(*(one(index) for index in self.health.alive()))
+
     async def _load_one(self, index: int, manifest: WeightManifest) -> dict[str, Any] | None:
         async with self.drained(index) as seconds:
             report = await self._load_now(index, manifest)
@@ -89,10 +106,7 @@ class WeightSync:
     async def _load_now(self, index: int, manifest: WeightManifest) -> dict[str, Any] | None:
         engine = self.services.engines[index]
         try:
-            host = await as_coroutine(engine.host.remote())
-            data = None if host == manifest.host else self.services.ranks[0].read_published.remote(manifest)
-            work = as_coroutine(engine.update.remote(manifest, data))
-            report: dict[str, Any] = await asyncio.wait_for(work, self.health.start_timeout)
+            report = await asyncio.wait_for(self._give(index, engine, manifest), self.health.start_timeout)
         except (ray.exceptions.RayError, TimeoutError) as error:
             if isinstance(error, ray.exceptions.RayError) and not engine_is_gone(error):
                 raise
@@ -104,6 +118,24 @@ class WeightSync:
         self.versions[index] = manifest.version
         self.health.joined(index, engine)
         return report
+
+    async def _give(self, index: int, engine: Any, manifest: WeightManifest) -> dict[str, Any]:
+        """The engine's report. On another host it is sent the delta where it holds the version before, and the whole if that fails."""
+        if await as_coroutine(engine.host.remote()) == manifest.host:
+            return {**await as_coroutine(engine.update.remote(manifest)), "sent": 0}
+        holder, held = self._held.pop(index, (None, None))
+        sent = 0
+        for delta in (True, False):
+            entry = manifest.delta
+            if delta and (entry is None or holder is not engine or entry.base != held):
+                continue
+            data = self.services.ranks[0].read_published.remote(manifest, delta)
+            report: dict[str, Any] = await as_coroutine(engine.update.remote(manifest, data, delta))
+            sent += entry.size if delta and entry is not None else manifest.size
+            if not differing(manifest, report):
+                self._held[index] = (engine, manifest.name)
+                break
+        return {**report, "sent": sent}
 
     async def _send(self, version: int) -> TransferStats:
         started = time.monotonic()
@@ -119,7 +151,7 @@ class WeightSync:
             await self.services.each(self.services.engines, "update_weight_version", str(version))
             self.versions = [version] * len(self.versions)
         seconds = time.monotonic() - paused
-        return TransferStats(version, 0, seconds, max(drained), seconds, time.monotonic() - started)
+        return TransferStats(version, 0, 0, seconds, max(drained), seconds, time.monotonic() - started)
 
 
 @asynccontextmanager
@@ -132,7 +164,11 @@ def check_report(index: int, manifest: WeightManifest, report: dict[str, Any]) -
     """Raises WeightError when an engine's report does not match what was published."""
     if report["missing"]:
         raise WeightError(f"engine {index} left {len(report['missing'])} parameters at an older version, e.g. {report['missing'][0]}")
-    seen = report["fingerprints"]
-    wrong = [t.name for t in manifest.tensors if seen.get(t.name) != t.fingerprint]
-    if wrong:
+    if wrong := differing(manifest, report):
         raise WeightError(f"engine {index} read version {manifest.version} with {len(wrong)} tensors that differ, e.g. {wrong[0]}")
+
+
+def differing(manifest: WeightManifest, report: dict[str, Any]) -> list[str]:
+    """Tensors of which an engine has read other bytes than were published."""
+    seen = report["fingerprints"]
+    return [t.name for t in manifest.tensors if seen.get(t.name) != t.fingerprint]

@@ -30,12 +30,13 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
 class LearnerRank:
-    """Rank `rank` of `ranks`. `publish_dtype` is the engines' dtype, in which weights travel."""
+    """Rank `rank` of `ranks`. `publish_dtype` is the engines' dtype, in which weights travel; `deltas`: whether as what changed."""
 
-    def __init__(self, rank: int, ranks: int, settings: LearnerSettings, *, publish_dtype: str, threads: int) -> None:
+    def __init__(self, rank: int, ranks: int, settings: LearnerSettings, *, publish_dtype: str, threads: int, deltas: bool = False) -> None:
         self.rank = rank
         self.ranks = ranks
         self.settings = settings
+        self.deltas = deltas
         self.publish_dtype: torch.dtype = getattr(torch, publish_dtype)
         gpu = settings.config.learner_gpus > 0
         self.device = torch.device("cuda", 0) if gpu else torch.device("cpu")
@@ -61,7 +62,7 @@ class LearnerRank:
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks, timeout=COLLECTIVE_TIMEOUT)
         self._use_device()
         self.learner = Learner(self.settings, self.device)
-        self.publisher = ShmPublisher(self._weights, rank=self.rank, dtype=self.publish_dtype)
+        self.publisher = ShmPublisher(self._weights, rank=self.rank, dtype=self.publish_dtype, deltas=self.deltas)
         return {"host": socket.gethostname(), "parameters": sum(p.numel() for p in self.learner.policy.parameters())}
 
     def _store(self, address: str, port: int) -> dist.Store:
@@ -145,11 +146,12 @@ class LearnerRank:
 
     def release(self, manifest: WeightManifest) -> None:
         """Give a version's memory back."""
-        ShmPublisher.release(manifest)
+        assert self.publisher is not None
+        self.publisher.release(manifest)
 
-    def read_published(self, manifest: WeightManifest) -> np.ndarray:
-        """The bytes of a version, for engines on another host."""
-        return read_file(manifest)
+    def read_published(self, manifest: WeightManifest, delta: bool = False) -> np.ndarray:
+        """The bytes of a version, or of its delta, for engines on another host."""
+        return read_file(manifest, delta=delta)
 
     def join_transfer(self, backend: str, engines: Sequence[Any], workers: int, address: str, port: int) -> None:
         """Open vLLM's own transfer (`nccl`, `ipc`) to all engines; `workers` counts their GPUs."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from rollout import chat
 from rollout.config import RolloutConfig
+from rollout.delta import HeldVersion
 from rollout.engine import Engine, VllmEngine
 from rollout.fake import FakeEngine
 from rollout.records import Completion, Group, Prompt, Sampling
@@ -46,6 +47,7 @@ class Rollout:
     ) -> None:
         self.index = index
         self.config = config
+        self.held = HeldVersion.of_this_process()
         tokenizer = chat.load_tokenizer(model, trust_remote_code)
         self.running: dict[tuple[int, int], asyncio.Future[tuple[Completion, ...]]] = {}
         self.engine: Engine
@@ -98,18 +100,15 @@ class Rollout:
         """Answers outside of training: evaluation, and the check of log-probabilities."""
         return await self.engine.generate(prompt, sampling)
 
-    async def update(self, manifest: WeightManifest, data: np.ndarray | None = None) -> dict[str, Any]:
-        """Load a version of the weights. `data` holds the file's bytes where its host is not this one."""
-        if data is None:
-            return await self.engine.update(manifest)
-        path = f"/dev/shm/winnow-weights-{os.getpid()}-{manifest.attempt}-{manifest.version}.bin"
-        data.tofile(path)
-        try:
-            return await self.engine.update(
-                WeightManifest(manifest.attempt, manifest.version, socket.gethostname(), path, manifest.tensors)
-            )
-        finally:
-            os.unlink(path)
+    async def update(self, manifest: WeightManifest, data: np.ndarray | None = None, delta: bool = False) -> dict[str, Any]:
+        """Load a version of the weights. `data`, where its host is not this one: the file's bytes, or those of its delta."""
+        if data is not None:
+            manifest = await asyncio.to_thread(self.held.take, manifest, data, delta=delta)
+        return await self.engine.update(manifest)
+
+    async def sleep(self) -> None:
+        """Give the device up to the learner until the next update."""
+        await self.engine.sleep()
 
     def pids(self) -> list[int]:
         """This process and the engine's."""
@@ -118,6 +117,7 @@ class Rollout:
     async def stop(self) -> None:
         """End the engine."""
         await self.engine.stop()
+        self.held.close()
 
     # -- the four calls of vLLM's weight-sync client (`nccl`, `ipc`) --------------------------------------------------
 

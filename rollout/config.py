@@ -83,4 +83,6 @@ class RolloutConfig(BaseModel):
     group_timeout: float = Field(600.0, gt=0, description="seconds for one attempt at generating a group")
     attempts: Positive = Field(3, description="attempts at a group before it is failed(generation)")
     weight_transfer: Literal["auto", "shm", "nccl", "ipc"] = Field("auto", description="shm on CPU, nccl or ipc on GPUs; auto picks by the device")
+    colocate: bool = Field(False, description="engine and learner take turns on one device: engines sleep while the learner trains, giving up their weights and cache, and get all weights again when they wake; max_staleness must be 0")
+    weight_delta: bool = Field(False, description="engines on other hosts than the learner's are sent only the elements whose bits changed, over shm; the whole where that is no smaller")
     logp_tolerance: float = Field(0.0, ge=0, description="largest mean difference of engine and learner log-probabilities at the start; 0: 1e-4 in float32, 0.05 in 16 bits")

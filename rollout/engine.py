@@ -41,6 +41,9 @@ class Engine(Protocol):
     async def update(self, manifest: WeightManifest) -> dict[str, Any]:
         """Load a version of the weights while requests wait; returns fingerprints and seconds."""
 
+    async def sleep(self) -> None:
+        """Give the device up until the next update."""
+
     def pids(self) -> list[int]:
         """Processes of this engine."""
 
@@ -82,6 +85,7 @@ class VllmEngine:
         self.transfer_backend = transfer_backend
         self.trust_remote_code = trust_remote_code
         self.version = 0
+        self.asleep = False
         self.llm: AsyncLLM | None = None
         self._requests = 0
         self._resumed = asyncio.Event()
@@ -97,6 +101,7 @@ class VllmEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._engine_args()))
+        await self.llm.update_weight_version(str(self.version))
         warm = Prompt(-1, np.array([self.stop_token_ids[0]] * 2, dtype=np.int32), "", "", "", "", "")
         await self.generate(warm, Sampling(n=1, max_tokens=2, temperature=1.0, seed=0))
 
@@ -141,6 +146,7 @@ class VllmEngine:
             args["distributed_executor_backend"] = "uni"
         else:
             args["gpu_memory_utilization"] = config.memory_utilization
+            args["enable_sleep_mode"] = config.colocate
         return {**args, **config.engine_options}
 
     def pids(self) -> list[int]:
@@ -168,44 +174,46 @@ class VllmEngine:
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    async def _answer(self, prompt: Prompt, sampling: Sampling, index: int) -> Completion:
+    def parameters(self, sampling: Sampling, seed: int) -> Any:
+        """What vLLM is told of one request."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        assert self.llm is not None, "the engine was not started"
-        await self._resumed.wait()
-        params = SamplingParams(
+        return SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             max_tokens=sampling.max_tokens,
-            seed=request_seed(sampling.seed, prompt.uid, index),
+            seed=seed,
             logprobs=0,  # the sampled token's own
+            flat_logprobs=True,
             stop=self.config.stop or None,
             include_stop_str_in_output=True,
             stop_token_ids=self.stop_token_ids,
             detokenize=bool(self.config.stop),
-            output_kind=RequestOutputKind.DELTA,
+            output_kind=RequestOutputKind.FINAL_ONLY,  # nobody here waits for a part of an answer
         )
+
+    async def _answer(self, prompt: Prompt, sampling: Sampling, index: int) -> Completion:
+        assert self.llm is not None, "the engine was not started"
+        await self._resumed.wait()
+        params = self.parameters(sampling, request_seed(sampling.seed, prompt.uid, index))
         # New keys and values never serve an older version's request, nor the other way round: the salt is the version.
         request = {"prompt_token_ids": prompt.tokens_P.tolist(), "cache_salt": str(self.version)}
         self._requests += 1
-        tokens: list[int] = []
-        logps: list[float] = []
-        spans: list[Span] = []
-        finish: str | None = None
+        answer = None
         async for output in self.llm.generate(request, params, request_id=f"{prompt.uid}-{index}-{self._requests}"):
             answer = output.outputs[0]
-            start = len(tokens)
-            tokens.extend(answer.token_ids)
-            logps.extend(entry[token].logprob for token, entry in zip(answer.token_ids, answer.logprobs, strict=True))
-            extend_spans(spans, start, len(tokens), self.version)
-            finish = answer.finish_reason or finish
-        if finish not in ("stop", "length"):
+        finish = None if answer is None else answer.finish_reason
+        if answer is None or finish not in ("stop", "length"):
             raise RuntimeError(f"the engine ended a request with finish reason {finish!r}")
-        ids = np.array(tokens, dtype=np.int32)
-        text = self.decode([t for t in tokens if t not in self.stop_token_ids])
+        ids = np.array(answer.token_ids, dtype=np.int32)
+        logp = np.array(answer.logprobs.logprobs, dtype=np.float32)  # flat: one number for each token
+        assert len(logp) == len(ids), "a log-probability for each token"
+        # The engine's core labels every token with the version that it had when it sampled it.
+        spans = tuple(Span(s.start, s.end, int(s.version)) for s in answer.weight_versions or () if s.end > s.start)
+        text = self.decode([t for t in answer.token_ids if t not in self.stop_token_ids])
         reason: Finish = "stop" if finish == "stop" else "length"
-        return Completion(ids, np.array(logps, dtype=np.float32), reason, tuple(spans), text)
+        return Completion(ids, logp, reason, spans, text)
 
     # -- weights ----------------------------------------------------------------------------------------------------
 
@@ -216,8 +224,6 @@ class VllmEngine:
         return await unless_dead(self._update(manifest), lambda: llm.dead_error if llm.errored else None)
 
     async def _update(self, manifest: WeightManifest) -> dict[str, Any]:
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
         assert self.llm is not None
         info = {
             "path": manifest.path,
@@ -231,22 +237,31 @@ class VllmEngine:
         await self.pause()
         paused = time.monotonic()
         try:
-            await self.llm.start_weight_update()
-            await self.llm.update_weights(WeightTransferUpdateRequest(update_info=info))
-            await self.llm.finish_weight_update(str(manifest.version))
-            (report, *_) = await self.llm.collective_rpc("winnow_report")
+            if self.asleep:  # memory for the weights first: on a GPU the learner may still hold what the cache will take
+                await self.llm.wake_up(tags=["weights"])
+            (report, *_) = await self.llm.collective_rpc("winnow_update", kwargs={"update_info": info})
+            await self.llm.update_weight_version(str(manifest.version))
             self.version = manifest.version
+            if self.asleep:
+                await self.llm.wake_up(tags=["kv_cache"])
+                self.asleep = False
         finally:
             await self.resume()
         return {**report, "version": manifest.version, "seconds_paused": time.monotonic() - paused, "seconds": time.monotonic() - started}
 
-    async def pause(self) -> None:
-        """Freeze requests where they are; every token that they had is booked under the old version."""
+    async def sleep(self) -> None:
+        """Give up weights and cache (vLLM's level 2; on CPUs it only stands still). Requests that come wait for the next update."""
         assert self.llm is not None
         self._resumed.clear()
-        await self.llm.pause_generation(mode="keep", clear_cache=self.config.kv_on_update == "recompute")
-        for _ in range(3):  # let the waiting consumers take what was delivered before the pause
-            await asyncio.sleep(0)
+        await self.llm.sleep(level=2, mode="keep")
+        self.asleep = True
+
+    async def pause(self) -> None:
+        """Freeze requests where they are."""
+        assert self.llm is not None
+        self._resumed.clear()
+        # What AsyncLLM.pause_generation does, without the 20 ms that it then waits for outputs on their way.
+        await self.llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=self.config.kv_on_update == "recompute")
 
     async def resume(self) -> None:
         """Let requests go on."""
@@ -266,13 +281,3 @@ async def unless_dead(work: Coroutine[Any, Any, dict[str, Any]], death: Callable
             task.cancel()
             raise error
     return task.result()
-
-
-def extend_spans(spans: list[Span], start: int, stop: int, version: int) -> None:
-    """Book tokens `[start, stop)` under `version`, in place: a new span only where the version changes."""
-    if stop == start:
-        return
-    if spans and spans[-1].version == version:
-        spans[-1] = Span(spans[-1].start, stop, version)
-    else:
-        spans.append(Span(start, stop, version))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rollout.engine import extend_spans, request_seed
+from rollout.engine import request_seed
 from rollout.records import Completion, Prompt, Sampling, Span
 from rollout.weights import WeightManifest, fingerprint
 
@@ -51,9 +51,7 @@ class FakeEngine:
         text = "1" * int(rng.integers(0, 4)) + " " + (prompt.answer if right else prompt.answer + "1")
         tokens = np.array(self.encode(text)[: sampling.max_tokens - 1] + [self.eos], dtype=np.int32)
         logps = np.log(rng.uniform(0.05, 1.0, size=len(tokens))).astype(np.float32)
-        spans: list[Span] = []
-        extend_spans(spans, 0, len(tokens), self.version)
-        return Completion(tokens, logps, "stop", tuple(spans), text)
+        return Completion(tokens, logps, "stop", (Span(0, len(tokens), self.version),), text)
 
     async def update(self, manifest: WeightManifest) -> dict[str, Any]:
         """Read the file as a real engine would, so that fingerprints can be compared."""
@@ -68,6 +66,9 @@ class FakeEngine:
             "seconds": 0.0,
             "pid": os.getpid(),
         }
+
+    async def sleep(self) -> None:
+        """It holds nothing."""
 
     def pids(self) -> list[int]:
         """No process of its own."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+SHARED_MEMORY = Path("/dev/shm")
 ALIGN = 64  # bytes; every tensor starts on its own cache line
 
 
@@ -22,11 +24,21 @@ class TensorEntry:
 
 
 @dataclass(frozen=True)
+class DeltaEntry:
+    """A file with what changed since the version (attempt, version) `base` (`rollout.delta`)."""
+
+    base: tuple[int, int]
+    path: str
+    size: int  # bytes
+
+
+@dataclass(frozen=True)
 class WeightManifest:
     """One version of the weights in a file of shared memory.
 
     `version` counts batches committed; `attempt` counts restarts that went back in time. `host` names the machine
-    whose shared memory holds `path`.
+    whose shared memory holds `path`. `delta`: for who holds the version before, what changed since; None where that is not kept
+    or not smaller.
     """
 
     attempt: int
@@ -34,6 +46,12 @@ class WeightManifest:
     host: str
     path: str
     tensors: tuple[TensorEntry, ...]
+    delta: DeltaEntry | None = None
+
+    @property
+    def name(self) -> tuple[int, int]:
+        """What tells versions apart."""
+        return self.attempt, self.version
 
     @property
     def size(self) -> int:

@@ -25,6 +25,14 @@ BENCHMARKS = (
     Benchmark("learner_step", "tests.bench.learner_step", "a learner step against TRL's on the same rollouts", timeout=1500),
     Benchmark("loss_memory", "tests.bench.loss_memory", "memory and time of log-probabilities at a large vocabulary", timeout=600),
     Benchmark("verifiers", "tests.bench.verifiers", "verdicts/s of the pool against as many plain calls", threads=1, timeout=300),
+    Benchmark("weights_shm", "tests.bench.weights_shm", "a version of the weights into a running engine", threads=1, timeout=400),
+    Benchmark("weights_delta", "tests.bench.weights_delta", "bytes of what a step changed in 16 bits", threads=1, timeout=300),
+    Benchmark("service_overhead", "tests.bench.service_overhead", "AsyncLLM through the service", threads=1, timeout=300),
+    Benchmark("loop_overhead", "tests.bench.loop_overhead", "the RL phase's time in which nothing works", threads=1, timeout=300),
+    Benchmark("async_gain", "tests.bench.async_gain", "max_staleness 1 against 0, and its bound", threads=1, timeout=900),
+    Benchmark("start_up", "tests.bench.start_up", "winnow --help, and the first token of a run", threads=1, timeout=600),
+    Benchmark("time_to_accuracy", "tests.bench.time_to_accuracy", "from a warmed-up model to 0.90 on sums, against TRL", timeout=1200),
+    Benchmark("time_to_accuracy_long", "tests.bench.time_to_accuracy_long", "the same on long uneven answers", timeout=2400),
 )
 
 

@@ -85,6 +85,20 @@ WRONG = [
     ({"model": {"learner_gpus": 2}}, ["model.learner_gpus = 2", "learner_ranks"]),
     ({"rollout": {"weight_transfer": "nccl"}}, ["rollout.weight_transfer = 'nccl'", "rollout.engine_gpus is 0", "auto or shm"]),
     ({"rollout": {"weight_transfer": "ipc", "engine_gpus": 1}}, ["'ipc'", "model.learner_gpus is 0"]),
+    (
+        {"rollout": {"weight_delta": True, "engine_gpus": 1}, "model": {"learner_gpus": 1}},
+        ["rollout.weight_delta = true", "set that to shm"],
+    ),
+    ({"rollout": {"colocate": True, "max_staleness": 1}}, ["rollout.colocate = true", "rollout.max_staleness = 1", "set it to 0"]),
+    ({"rollout": {"colocate": True, "engine_gpus": 0.5}}, ["rollout.colocate = true", "model.learner_gpus = 0", "0.5, or none"]),
+    (
+        {"rollout": {"colocate": True, "engine_gpus": 0.5, "engines": 2}, "model": {"learner_gpus": 0.5}},
+        ["rollout.colocate = true", "2 engines", "come to 1.5"],
+    ),
+    (
+        {"rollout": {"colocate": True, "engine_gpus": 0.5, "weight_transfer": "ipc"}, "model": {"learner_gpus": 0.5}},
+        ["rollout.colocate = true", "'ipc'", "set that to auto"],
+    ),
     ({"model": {"attention": "flash_attention_2"}}, ["model.attention = 'flash_attention_2'", "sdpa"]),
     ({"model": {"attention": "flash_attention_2", "learner_gpus": 1}}, ["model.attention = 'flash_attention_2'", "bfloat16"]),
     ({"model": {"attention": "segments", "learner_gpus": 1}}, ["model.attention = 'segments'", "bfloat16"]),
@@ -115,6 +129,9 @@ RIGHT = [
     {"optim": {"minibatches": 4}},
     {"model": {"learner_ranks": 8}, "buffer": {"batch_size": 8}, "optim": {"minibatches": 4}, "rollout": {"group_size": 4}},
     {"rollout": {"engine_gpus": 0.5, "weight_transfer": "ipc"}, "model": {"learner_gpus": 0.5}},
+    {"rollout": {"engine_gpus": 0.5, "colocate": True}, "model": {"learner_gpus": 0.5}},
+    {"rollout": {"colocate": True}},
+    {"rollout": {"engine_gpus": 1, "weight_delta": True, "weight_transfer": "shm"}, "model": {"learner_gpus": 1}},
     {"eval": {"keep_best": True, "eval_every": 5}},
 ]
 

@@ -18,6 +18,7 @@ from cluster.display import Display
 from cluster.live import Live
 from cluster.loop import PromptTotals, StepReport, StepTimes
 from cluster.record import Recorder
+from cluster.timeline import Use
 from learner.buffer_records import CutBatch
 from learner.ledger import Ledger
 from tests.cluster.test_live import Gauge
@@ -37,6 +38,7 @@ def report(step: int, truncated: float) -> StepReport:
         evaluation=None,
         times=StepTimes(1.0, 0.5, 0.1, 0.0, 0.0, 0.25, 2.0),
         prompts=PromptTotals(1, 0, 0),
+        use=Use(2.1, 1.0, 0.2, 0.5, 0.1, 0.4),
     )
 
 

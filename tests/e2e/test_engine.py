@@ -16,7 +16,7 @@ import torch
 
 from cluster.contract import TOLERANCE_16_BITS
 from cluster.weights import WeightError, check_report
-from learner.publish import write_manifest
+from learner.publish import Arena, write_manifest
 from rollout.config import RolloutConfig
 from rollout.engine import VllmEngine
 from rollout.records import Completion, Prompt, Sampling
@@ -105,23 +105,28 @@ def changed(model: Any, seed: int, scale: float = 0.05) -> dict[str, torch.Tenso
     return dict(model.named_parameters())
 
 
-def publish(weights: dict[str, torch.Tensor], version: int) -> WeightManifest:
+def publish(weights: dict[str, torch.Tensor], version: int, dtype: torch.dtype = torch.float32) -> WeightManifest:
     """A version in shared memory."""
-    path = Path(f"/dev/shm/winnow-weights-{os.getpid()}-9-{version}.bin")
-    return write_manifest(weights.items(), path, attempt=9, version=version, dtype=torch.float32)
+    arena = Arena(Path(f"/dev/shm/winnow-weights-{os.getpid()}-9-{version}.bin"))
+    return write_manifest(weights.items(), arena, attempt=9, version=version, dtype=dtype)
 
 
 def test_an_update_replaces_every_weight_and_no_old_key_or_value_is_used(served: Any, model: Any, prompt: Prompt) -> None:
-    """Twice, since the tied head is packed apart from the embedding after the first time. A long shared prompt fills cache blocks."""
+    """Three times: vLLM reloads the first time, and later versions are put in place from the file, which is free to change afterwards.
+
+    A long shared prompt fills cache blocks.
+    """
     long_prompt = Prompt(9, np.tile(prompt.tokens_P, 12), "", "", "", "", "")
     served.do(served.engine.generate(long_prompt, Sampling(2, 8, 1.0, seed=1)))
-    for version in (1, 2):
+    for version in (1, 2, 3):
         manifest = publish(changed(model, version), version)
         try:
             report = served.do(served.engine.update(manifest))
         finally:
+            np.memmap(manifest.path, dtype=np.uint8, mode="r+")[:] = 255
             os.unlink(manifest.path)
         check_report(0, manifest, report)
+        assert report["placed"], "vLLM's own reload is used for every version"
         for answer in served.do(served.engine.generate(long_prompt, Sampling(4, 16, 1.0, seed=version))):
             assert np.abs(answer.logp_T - by_transformers(model, long_prompt, answer)).max() <= 1e-4
             assert {s.version for s in answer.spans} == {version}
@@ -140,7 +145,7 @@ def test_requests_in_flight_are_kept_and_their_tokens_carry_versions(served: Any
         answers = [a for group in await asyncio.gather(*running) for a in group]
         return tuple(answers), report
 
-    manifest = publish(changed(model, 3), 3)
+    manifest = publish(changed(model, 4), 4)
     try:
         answers, report = served.do(both())
     finally:
@@ -206,20 +211,42 @@ def test_a_16_bit_engine_has_the_weights_of_a_32_bit_learner_after_every_update(
     assert model.config.tie_word_embeddings
     for version in (21, 22, 23):
         weights = changed(model, version)
-        path = Path(f"/dev/shm/winnow-weights-{os.getpid()}-9-{version}.bin")
-        manifest = write_manifest(weights.items(), path, attempt=9, version=version, dtype=torch.bfloat16)
+        manifest = publish(weights, version, torch.bfloat16)
         try:
             report = served_16.do(served_16.engine.update(manifest))
         finally:
-            os.unlink(path)
+            os.unlink(manifest.path)
         check_report(0, manifest, report)
         for answer in served_16.do(served_16.engine.generate(prompt, Sampling(4, 16, 1.0, seed=version))):
             off = np.abs(answer.logp_T - by_transformers(model, prompt, answer))
             assert {s.version for s in answer.spans} == {version} and off.mean() < TOLERANCE_16_BITS
 
 
+def test_an_engine_that_sleeps_wakes_with_the_new_weights(served: Any, model: Any, prompt: Prompt) -> None:
+    """A request that comes meanwhile waits for them."""
+
+    async def turns() -> tuple[tuple[Completion, ...], dict[str, Any]]:
+        await served.engine.sleep()
+        waiting = asyncio.ensure_future(served.engine.generate(prompt, Sampling(4, 24, 1.0, seed=8)))
+        await asyncio.sleep(0.3)
+        assert not waiting.done() and served.engine.asleep
+        report = await served.engine.update(manifest)
+        return await waiting, report
+
+    manifest = publish(changed(model, 5), 5)
+    try:
+        answers, report = served.do(turns())
+    finally:
+        os.unlink(manifest.path)
+    check_report(0, manifest, report)
+    assert not served.engine.asleep
+    for answer in answers:
+        assert {s.version for s in answer.spans} == {5}
+        assert np.abs(answer.logp_T - by_transformers(model, prompt, answer)).max() <= 1e-4
+
+
 def test_a_tensor_that_is_corrupted_on_its_way_is_caught(served: Any, model: Any) -> None:
-    manifest = publish(changed(model, 4), 4)
+    manifest = publish(changed(model, 6), 6)
     victim = manifest.tensors[7]
     try:
         with open(manifest.path, "r+b") as file:
@@ -235,9 +262,9 @@ def test_a_tensor_that_is_corrupted_on_its_way_is_caught(served: Any, model: Any
 
 
 def test_a_transfer_that_lacks_a_tensor_is_caught(served: Any, model: Any) -> None:
-    weights = changed(model, 5)
+    weights = changed(model, 7)
     dropped = next(name for name in weights if "down_proj" in name)
-    manifest = publish({k: v for k, v in weights.items() if k != dropped}, 5)
+    manifest = publish({k: v for k, v in weights.items() if k != dropped}, 7)
     try:
         report = served.do(served.engine.update(manifest))
     finally:

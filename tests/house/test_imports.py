@@ -17,7 +17,7 @@ from tests.house.source import PACKAGES, ROOT, Module, imports, modules, within
 MAY_IMPORT = {
     "rollout": ("rollout",),
     "verifier": ("verifier", "rollout.records", "rollout.errors"),
-    "learner": ("learner", "rollout.records", "rollout.errors", "rollout.weights", "verifier.records"),
+    "learner": ("learner", "rollout.records", "rollout.errors", "rollout.weights", "rollout.delta", "verifier.records"),
     "cluster": PACKAGES,
 }
 

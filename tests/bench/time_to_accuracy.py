@@ -1,0 +1,132 @@
+"""Seconds of training from the same warmed-up weights to 0.90 held-out accuracy, against TRL: short answers, and long uneven ones.
+
+Model, prompts and their order, group size, batch, learning rate and objective are the same, no group is filtered, and both are on-policy;
+each side has its own system on both cores. Evaluation and start-up are left out of the time, and start-up is printed. Three seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.config import RunConfig
+from cluster.load import load
+from rollout import chat
+from rollout.prompts import PromptStream
+from tests.bench.rows import Row, compare
+from tests.bench.warmed import ADDITION, warmed
+
+SEEDS, ACCURACY = (0, 1, 2), 0.90
+# What TRL's GRPO with `beta = 0` and `loss_type = dapo` computes.
+SAME = ["--variant", "grpo", "--kl_coef", "0", "--filter_groups", "false", "--loss_agg", "token-mean", "--std_ddof", "1"]
+SAME += ["--std_eps", "1e-4"]
+SAME += ["--lr", "1e-4", "--lr_warmup_steps", "10", "--lr_schedule", "constant", "--warmup_steps", "0", "--max_staleness", "0"]
+SYSTEM = ["--engine_threads", "2", "--learner_threads", "2", "--sample_groups", "0", "--wandb", "off", "--display", "none"]
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A training that came to the accuracy: its steps, the seconds of training, and those before it."""
+
+    steps: int
+    seconds: float
+    start: float
+    last: float
+
+
+def job_of(cfg: RunConfig, model: str, seed: int) -> dict[str, Any]:
+    """What TRL is given: the same prompts in the same order."""
+    tokenizer = chat.load_tokenizer(model)
+    with tempfile.TemporaryDirectory() as folder:
+        stream = PromptStream(cfg.data, tokenizer, seed, Path(folder))
+        heldout = [(p.text, p.answer) for p in stream.heldout(cfg.eval.eval_prompts)]
+        prompts = [(p.text, p.answer) for _ in range(cfg.steps * cfg.buffer.batch_size) if (p := stream.next()) is not None]
+    return {
+        "model": model, "seed": seed, "prompts": prompts, "heldout": heldout, "accuracy": ACCURACY, "threads": len(os.sched_getaffinity(0)),
+        "batch_size": cfg.buffer.batch_size, "group_size": cfg.rollout.group_size, "max_tokens": cfg.rollout.max_tokens,
+        "lr": cfg.optim.lr, "lr_warmup_steps": cfg.optim.lr_warmup_steps, "steps": cfg.steps, "eval_every": cfg.eval.eval_every,
+    }  # fmt: skip
+
+
+def reached(rows: list[tuple[int, float, float]], start: float) -> Reached | None:
+    """From (step, seconds, accuracy) of the evaluations so far."""
+    for step, seconds, accuracy in rows:
+        if accuracy >= ACCURACY:
+            return Reached(step, seconds, start, accuracy)
+    return None
+
+
+def trl(job: dict[str, Any], folder: Path) -> Reached | None:
+    """TRL, in a process of its own; None where it does not come to the accuracy."""
+    (folder / "job.json").write_text(json.dumps(job))
+    env = {**os.environ, "OMP_NUM_THREADS": str(job["threads"])}
+    subprocess.run([sys.executable, "-m", "tests.bench.trl_run", str(folder / "job.json"), str(folder / "trl.jsonl")], env=env, check=True)
+    lines = [json.loads(line) for line in (folder / "trl.jsonl").read_text().splitlines()]
+    return reached([(x["step"], x["seconds"], x["accuracy"]) for x in lines], lines[0]["start"])
+
+
+def ours(flags: list[str], folder: Path) -> Reached | None:
+    """`winnow train`, ended when it is there."""
+    run_dir = folder / "run"
+    started, env = time.monotonic(), {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "cluster.launch", "train", *flags, "--run_dir", str(run_dir)]
+    process = subprocess.Popen(command, env=env, stdout=sys.stderr, start_new_session=True)
+    found: Reached | None = None
+    while process.poll() is None and found is None:
+        time.sleep(0.5)
+        found = reached(*evaluations(run_dir))
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGINT)
+        process.wait(120)
+    elif process.returncode:
+        raise RuntimeError(f"winnow train ended with {process.returncode} after {time.monotonic() - started:.0f} s")
+    return found or reached(*evaluations(run_dir))
+
+
+def evaluations(run_dir: Path) -> tuple[list[tuple[int, float, float]], float]:
+    """(step, seconds of training, accuracy) of every evaluation so far, and the seconds before the first step."""
+    file, seconds, found, start = run_dir / "metrics.jsonl", 0.0, [], 0.0
+    lines = file.read_text().splitlines() if file.exists() else []
+    for row in map(json.loads, lines):
+        start = start or row["time/elapsed"] - row["time/between_reports"]
+        seconds += row["time/between_reports"] - row["time/eval"]
+        if "eval/greedy" in row:
+            found.append((row["step"], seconds, row["eval/greedy"]))
+    return found, start
+
+
+def race(name: str, flags: list[str], bar: float) -> list[Row]:
+    """Both sides on every seed, taking turns at being first."""
+    model = str(warmed(flags))
+    mine, theirs = list[Reached](), list[Reached]()
+    for seed in SEEDS:
+        own = [*flags[:1], *flags[1:], *SAME, *SYSTEM, "--model", model, "--seed", str(seed)]
+        cfg = load(own[0], own[1:])
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            for side in ("ours", "trl") if seed % 2 == 0 else ("trl", "ours"):
+                done = ours(own, folder) if side == "ours" else trl(job_of(cfg, model, seed), folder)
+                assert done is not None, f"{side} does not come to {ACCURACY} with seed {seed} in {cfg.steps} steps"
+                print(f"{name} seed {seed} {side}: {done}", file=sys.stderr, flush=True)
+                (mine if side == "ours" else theirs).append(done)
+
+    def of(rows: list[Reached]) -> str:
+        each = ", ".join(f"{r.steps} steps of {r.seconds / r.steps:.2f} s" for r in rows)
+        return f"{each}; start {min(r.start for r in rows):.0f} s"
+
+    note = f"ours {of(mine)}; TRL {of(theirs)}; both on-policy, unfiltered, {cfg.buffer.batch_size} × {cfg.rollout.group_size} answers"
+    times = [r.seconds for r in mine], [r.seconds for r in theirs]
+    return [compare(name, "s", *times, higher_is_better=False, least_ratio=bar, note=note)]
+
+
+def run() -> list[Row]:
+    """Two-digit addition."""
+    return race("time_to_accuracy", [*ADDITION, "--steps", "60", "--eval_every", "1"], 1.5)
