@@ -19,20 +19,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from cluster.config import RunConfig
 from cluster.evaluate import EvalStats, Evaluator
 from cluster.generation import Generation
 from cluster.health import Health, RunFailed, on_ranks, put_away
+from cluster.loop_records import PromptTotals, StepReport, StepTimes
 from cluster.services import Services
-from cluster.timeline import Timeline, Use
+from cluster.timeline import Timeline
 from cluster.watchdog import Watchdog
 from cluster.weights import TransferStats, WeightSync
 from learner.abandon import Abandoned
 from learner.buffer import SamplingBuffer
-from learner.buffer_records import CutBatch, StepSummary
+from learner.buffer_records import CutBatch
 from learner.ledger import BatchTokens
 from learner.records import StepStats, TrainGroup
 from rollout.prompts import PromptStream
@@ -45,46 +46,6 @@ STOP_GRACE = 5.0  # seconds that a step may still take once a stop was asked for
 
 class StepGivenUp(RuntimeError):
     """A stop was asked for, and the learner could neither end its step nor leave it unchanged in time: it must not be saved."""
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """Seconds of one step by what the loop did; `checkpoint` is the one written before the step began.
-
-    `engines_idle`: an engine without a group, mean over the engines, from the step's start to its evaluation.
-    """
-
-    wait: float
-    train: float
-    publish: float
-    evaluate: float
-    checkpoint: float
-    engines_idle: float
-    total: float
-
-
-@dataclass(frozen=True)
-class PromptTotals:
-    """Passes begun over the prompts when the batch's last group was drawn; rows retired, and dropped as overlong, so far."""
-
-    epoch: int
-    retired: int
-    dropped: int
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """All that is known of one step."""
-
-    step: int
-    batch: CutBatch
-    summary: StepSummary
-    train: StepStats
-    transfer: TransferStats | None
-    evaluation: EvalStats | None
-    times: StepTimes
-    prompts: PromptTotals
-    use: Use  # since the step before was reported
 
 
 class Loop:

@@ -22,7 +22,7 @@ from learner.records import StepStats
 
 if TYPE_CHECKING:  # both import ray, which reading the table does not need
     from cluster.evaluate import EvalStats
-    from cluster.loop import StepReport
+    from cluster.loop_records import StepReport
 
 Reduction = Literal["mean", "share", "sum", "min", "max", "last", "total"]
 

@@ -21,7 +21,7 @@ from cluster.evaluate import EvalStats
 from cluster.grafana import shown
 from cluster.ledger import append_snapshot
 from cluster.live import Live
-from cluster.loop import StepReport
+from cluster.loop_records import StepReport
 from cluster.runfolder import EVALUATIONS
 from cluster.samples import batch_weights, length_row, sample_row
 from cluster.sinks import ADVICE, LENGTHS, METRICS, Sinks, cut, read_rows

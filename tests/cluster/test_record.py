@@ -16,7 +16,7 @@ import pytest
 from cluster import load, record
 from cluster.display import Display
 from cluster.live import Live
-from cluster.loop import PromptTotals, StepReport, StepTimes
+from cluster.loop_records import PromptTotals, StepReport, StepTimes
 from cluster.record import Recorder
 from cluster.timeline import Use
 from learner.buffer_records import CutBatch
