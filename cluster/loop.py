@@ -132,9 +132,7 @@ class Loop:
                 summary = self.buffer.step_summary()
                 self.stream.note(summary.results)
                 times, use, totals = self._times(started), self.timeline.cut(), self._prompt_totals()
-                report = StepReport(self.step, batch, summary, train, transfer, evaluation, times, totals, use)
-                await self.ahead()
-                self.report(report)
+                self.report(StepReport(self.step, batch, summary, train, transfer, evaluation, times, totals, use))
                 await self._timed("checkpoint", self.save())  # last, so that it holds all that was said of the step
         finally:
             self.health.close()
@@ -169,12 +167,6 @@ class Loop:
                 return None
             await self._next_change()
         return None
-
-    async def ahead(self) -> None:
-        """Engines begin on the next batch while this step is told, where no checkpoint is ever to hold the moment between the two."""
-        if not self.config.log.checkpoint_every:
-            self.generation.dispatch()
-            await asyncio.sleep(0)  # what was dispatched is sent
 
     async def fetch(self, batch: CutBatch) -> bool:
         """The batch's tokens into the learner ranks; False when some are lost: these groups are generated again at their places."""
