@@ -99,7 +99,8 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
             return
         watch, self._reloading = self._reloading, None
         finalize_layerwise_reload(self.model, self.model_config)
-        if next(self.model.parameters()).device.type == "cpu" and not current_platform.is_zen_cpu() and not self.missing:
+        first = next(self.model.parameters())  # in 16 bits vLLM has further kernels, whose packing is left to it
+        if first.device.type == "cpu" and first.dtype == torch.float32 and not current_platform.is_zen_cpu() and not self.missing:
             self._places = watch.places(materialize_meta_tensor)
             self._placed = [(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in watch.tensors.items()]
 
