@@ -253,8 +253,10 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor gathered from all ranks; a collective."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """The tensor gathered from all ranks; a collective. On one rank it shares storage with the shard."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    return tensor.to_local() if tensor.device_mesh.size() == 1 else tensor.full_tensor()  # one rank has it all, and copies nothing
 
 
 def full_weights(policy: Policy, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
