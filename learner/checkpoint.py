@@ -166,6 +166,8 @@ def _check_index(path: Path) -> None:
     try:
         with open(path, "rb") as file:
             _IndexUnpickler(file).load()
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing from its checkpoint: resume from another checkpoint") from None
     except (pickle.UnpicklingError, EOFError) as error:
         raise UserError(f"{path} is not the index of a checkpoint ({error}): resume from a folder that a run has written") from None
 

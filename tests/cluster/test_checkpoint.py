@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.metadata import Metadata
 
 from cluster import checkpoint
-from learner.checkpoint import FORMAT, MANIFEST
+from learner.checkpoint import FORMAT, INDEX, MANIFEST
 from rollout.errors import UserError
 from rollout.records import Completion, Group, Prompt, Span
 from verifier.records import ScoredGroup
@@ -38,6 +40,7 @@ def write(run_dir: Path, step: int, keep: int = 2) -> Path:
     learner = checkpoint.begin(run_dir, step)
     learner.mkdir()
     (learner / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": {}, "counters": {}}))
+    (learner / INDEX).write_bytes(pickle.dumps(Metadata(state_dict_metadata={})))
     return checkpoint.finish(run_dir, step, {"step": step, "seed": 7}, {3: scored(3), 9: scored(9, "x", 0.0)}, keep)
 
 
