@@ -29,8 +29,9 @@ seed = [0, 1]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a spec, s.toml."""
+    """A working folder with a spec, s.toml; no cluster is named by the environment."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     (tmp_path / "s.toml").write_text(SPEC)
     return tmp_path
 
