@@ -19,7 +19,7 @@ def warmed(flags: list[str]) -> Path:
     """The checkpoint, with tokenizer, that the warm-up of these flags (a recipe and what differs from it) ends in; a minute or two."""
     from cluster.load import load
     from cluster.prepare import prepare, warmup_examples, warmup_key
-    from learner.actor import LearnerRank, free_port
+    from learner.actor import LearnerRank
 
     cfg = load(flags[0], [*flags[1:], "--display", "none"])
     folder = FOLDER / f"warm-{warmup_key(cfg)}"
@@ -28,7 +28,7 @@ def warmed(flags: list[str]) -> Path:
     with tempfile.TemporaryDirectory() as place:
         prepared = prepare(cfg, Path(place))
         rank = LearnerRank(0, 1, prepared.settings, publish_dtype="float32", threads=1)
-        rank.start("127.0.0.1", free_port())
+        rank.start("127.0.0.1", 0)
         rank.warm_up(warmup_examples(cfg, prepared, Path(place)), cfg.warmup.warmup_lr)
         made = Path(place) / "made"
         rank.export(str(made), "float32", prepared.tokenizer_folder)

@@ -20,7 +20,7 @@ import torch
 from cluster.load import load
 from cluster.prepare import prepare
 from cluster.weights import check_report
-from learner.actor import LearnerRank, free_port
+from learner.actor import LearnerRank
 from rollout.chat import load_tokenizer
 from rollout.config import RolloutConfig
 from rollout.engine import VllmEngine
@@ -39,7 +39,7 @@ class Transfers:
         self.model, self.shared, self.version, self.difference = smollm2(), shared, 0, 0.0
         cfg = load("arithmetic", ["--model", str(self.model), "--warmup_steps", "0", "--display", "none"])
         self.rank = LearnerRank(0, 1, prepare(cfg, folder).settings, publish_dtype=dtype, threads=1)
-        self.rank.start("127.0.0.1", free_port())
+        self.rank.start("127.0.0.1", 0)
         tokenizer = load_tokenizer(str(self.model))
         ids = np.array(tokenizer("Here is a short story about a fox:")["input_ids"], dtype=np.int32)
         self.prompt = Prompt(0, ids, "", "", "", "", "")

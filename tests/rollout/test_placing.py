@@ -83,7 +83,7 @@ class Model(nn.Module):
         for name, (layer, start) in {
             "embed": (self.embed_tokens, 0), "q": (self.qkv, 0), "k": (self.qkv, 2), "v": (self.qkv, 4), "norm": (self.norm, 0),
         }.items():  # fmt: skip
-            layer.weight.weight_loader(layer.weight, tensors[name], start)  # type: ignore[union-attr, operator]
+            layer.weight.weight_loader(layer.weight, tensors[name], start)  # type: ignore[union-attr, operator, attr-defined]
         self.lm_head.weight.weight_loader(self.lm_head.weight, tensors["embed"])  # type: ignore[attr-defined]
 
 
@@ -157,5 +157,5 @@ def test_a_tensor_that_no_parameter_takes_leaves_all_to_vllm() -> None:
 def test_a_tensor_that_is_changed_before_it_is_loaded_leaves_all_to_vllm() -> None:
     model, tensors = Model(), tensors_of(0)
     original = model.load
-    model.load = lambda t: original(t | {"norm": t["norm"] + 1})  # type: ignore[method-assign]
+    model.load = lambda t: original(t | {"norm": t["norm"] + 1})  # type: ignore[method-assign, assignment]
     assert watched(model, tensors) is None
