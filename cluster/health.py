@@ -22,6 +22,7 @@ from cluster.services import Services, as_coroutine
 HEAR_OUT_SECONDS = 15.0
 DEADLINE_SLACK = 30.0  # seconds beyond a deadline of an actor's own, after which the actor is taken to hang
 LOOK_SECONDS = 5.0  # between two looks at whether an actor that starts has a place
+NODE_SECONDS = 10.0  # after the loss of an actor, in which that of its node is known
 GONE = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)  # an actor, or what it gave, is lost with its process or node
 DEAD_ENGINE = ("EngineDeadError", "EngineGenerateError")
 """What vLLM raises, in an actor that lives, when its own core is gone."""
@@ -92,11 +93,12 @@ class Health:
                 raise self.failure
             await asyncio.sleep(0.1)
 
-    def engine_lost(self, index: int, actor: Any, why: str) -> None:
-        """The engine is replaced; said by several who waited for it, it is done once."""
+    def engine_lost(self, index: int, actor: Any, why: str, *, again: bool = False) -> None:
+        """The engine is replaced; said by several who waited for it, it is done once. `again`: as part of a loss that is counted."""
         if self._closed or self.services.engines[index] is not actor or index in self.absent and not self.rejoins:
             return
-        self._count("engine", index, why)
+        if not again:
+            self._count("engine", index, why)
         self.absent.add(index)
         self.started.discard(index)
         self.services.pids.pop(index, None)
@@ -108,12 +110,13 @@ class Health:
             self._follow(self._engine_back(index, self.services.engines[index]))
         self.changed.set()
 
-    def verifier_lost(self, actor: Any, why: str) -> None:
-        """The verifier is replaced, once."""
+    def verifier_lost(self, actor: Any, why: str, *, again: bool = False) -> None:
+        """The verifier is replaced, once. `again`: as part of a loss that is counted."""
         if self._closed or actor not in self.services.verifiers:
             return
         index = self.services.verifiers.index(actor)
-        self._count("verifier", index, why)
+        if not again:
+            self._count("verifier", index, why)
         self.absent_verifiers.add(index)
         put_away(actor)
         if self.failure is None:
@@ -127,46 +130,61 @@ class Health:
         task.add_done_callback(self._tasks.discard)
 
     async def _engine_back(self, index: int, actor: Any) -> None:
-        if why := await self._up("engine", index, actor.start.remote()):
-            self.engine_lost(index, actor, why)
+        why, again = await self._up("engine", index, actor.start.remote())
+        if why:
+            self.engine_lost(index, actor, why, again=again)
             return
         self.started.add(index)
         self.changed.set()
 
     async def _verifier_back(self, index: int, actor: Any) -> None:
-        if why := await self._up("verifier", index, actor.ready.remote()):
-            self.verifier_lost(actor, why)
+        why, again = await self._up("verifier", index, actor.ready.remote())
+        if why:
+            self.verifier_lost(actor, why, again=again)
             return
         self.absent_verifiers.discard(index)
         self.note(f"verifier {index} is back")
         self.changed.set()
 
-    async def _up(self, kind: str, index: int, call: Any) -> str:
-        """Why an actor did not start; "" when it has. Time without a place is no time of its start, and is said.
+    async def _up(self, kind: str, index: int, call: Any) -> tuple[str, bool]:
+        """Why an actor did not start, "" when it has; and whether that is because its node went, whose loss is counted already.
 
-        An actor without a place is waited for while another of its kind works, else for `start_timeout`.
+        Time without a place is no time of its start, and is said: an actor without one is waited for while another of its kind
+        works, else for `start_timeout`. An actor may be missed before its node is, and is then made again on the lost node.
         """
         task = asyncio.ensure_future(as_coroutine(call))
         spent = {True: 0.0, False: 0.0}  # seconds with a place, and without
+        node = await self._node(kind, index)
         try:
             while not (await asyncio.wait([task], timeout=LOOK_SECONDS))[0]:
-                placed = await asyncio.to_thread(self.services.maker.places.placed, kind, index)
-                if not placed and not spent[False]:
+                now = await self._node(kind, index)
+                node = now or node
+                if not now and not spent[False]:
                     self.note(f"{kind} {index} waits for a place: its node is lost and no other has room; it starts on a node that joins")
-                spent[placed] += LOOK_SECONDS
+                spent[bool(now)] += LOOK_SECONDS
                 if spent[True] >= self.start_timeout:
-                    return f"it did not start within start_timeout = {self.start_timeout:g} s"
+                    return f"it did not start within start_timeout = {self.start_timeout:g} s", False
                 others = self.alive() if kind == "engine" else len(self.services.verifiers) - len(self.absent_verifiers)
                 if spent[False] >= self.start_timeout and not others:
                     why = f"no node has had room for {kind} {index} for start_timeout = {self.start_timeout:g} s and no other is left"
                     self.failure = self.failure or RunFailed(f"{why}: add a node, and go on with --resume")
-                    return why
+                    return why, False
             task.result()
         except ray.exceptions.RayError as error:
-            return f"it did not start ({type(error).__name__})"
+            return f"it did not start ({type(error).__name__})", await self._left(kind, index, node)
         finally:
             task.cancel()
-        return ""
+        return "", False
+
+    async def _node(self, kind: str, index: int) -> str:
+        return await asyncio.to_thread(self.services.maker.places.node, kind, index)
+
+    async def _left(self, kind: str, index: int, node: str) -> bool:
+        """Whether the place of an actor has left the node, which is lost then; known a while after the actor is missed."""
+        deadline = asyncio.get_running_loop().time() + NODE_SECONDS
+        while node and (here := await self._node(kind, index) == node) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.5)
+        return bool(node) and not here
 
     def joined(self, index: int, actor: Any) -> None:
         """The engine has the present weights."""

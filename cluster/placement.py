@@ -44,9 +44,9 @@ class Places:
             "runtime_env": {"env_vars": env},
         }
 
-    def placed(self, kind: str, index: int) -> bool:
-        """Whether the bundle of an actor lies on a living node: after the loss of a node it waits until another has room."""
-        return bool(placement_group_table(self.group)["bundles_to_node_id"].get(self._bundle(kind, index)))
+    def node(self, kind: str, index: int) -> str:
+        """The node on which the bundle of an actor lies; "" after the loss of that node, until another has room."""
+        return placement_group_table(self.group)["bundles_to_node_id"].get(self._bundle(kind, index)) or ""
 
     def _bundle(self, kind: str, index: int) -> int:
         return {"engine": 0, "rank": self.engines, "verifier": self.engines + self.ranks}[kind] + index

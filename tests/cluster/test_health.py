@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import ray
 
 from cluster import health as module
 from cluster.health import Health, Restarts, RunFailed
@@ -28,17 +29,17 @@ class Actor:
         return type("Method", (), {"remote": lambda _: self.up})()
 
 
-PLACED = {"a place"}  # emptied by a test whose new actors have none
+NODE = ["a node"]  # where actors have their place; emptied by a test whose new actors have none
 
 
 class Maker:
-    """Gives new stand-ins, which have a place or not."""
+    """Gives new stand-ins, which have a place on a node or none."""
 
     def __init__(self) -> None:
         self.places = self
 
-    def placed(self, kind: str, index: int) -> bool:
-        return bool(PLACED)
+    def node(self, kind: str, index: int) -> str:
+        return NODE[0] if NODE else ""
 
     def engine(self, index: int) -> Actor:
         return Actor()
@@ -48,9 +49,10 @@ class Maker:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    PLACED.add("a place")
+    NODE[:] = ["a node"]
     monkeypatch.setattr(module, "put_away", lambda actor: None)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "NODE_SECONDS", 0.1)
 
 
 def with_health(test: Callable[[Health, list[str]], Any], *, limit: int = 20, start_timeout: float = 60.0) -> None:
@@ -104,7 +106,7 @@ def test_with_no_verifier_a_group_waits_for_one() -> None:
 
 def test_an_actor_whose_node_is_gone_waits_for_a_place_and_says_so_once() -> None:
     async def test(health: Health, said: list[str]) -> None:
-        PLACED.clear()
+        NODE.clear()
         health.engine_lost(1, health.services.engines[1], "actor_died")
         await until(lambda: len(said) > 1)
         await asyncio.sleep(0.3)  # many times start_timeout
@@ -118,7 +120,7 @@ def test_an_actor_whose_node_is_gone_waits_for_a_place_and_says_so_once() -> Non
 
 def test_without_any_engine_and_without_a_place_the_run_ends_and_says_why() -> None:
     async def test(health: Health, said: list[str]) -> None:
-        PLACED.clear()
+        NODE.clear()
         for index in (0, 1):
             health.engine_lost(index, health.services.engines[index], "actor_died")
         await until(lambda: health.failure)
@@ -153,3 +155,21 @@ def test_one_budget_counts_all_kinds_in_all_lives() -> None:
         )
 
     with_health(test, limit=3)
+
+
+def test_an_actor_made_again_on_a_node_that_is_lost_too_is_one_restart_and_one_that_fails_by_itself_is_two() -> None:
+    async def test(health: Health, said: list[str]) -> None:
+        async def fails(move_to: str) -> None:
+            first = health.services.engines[0]
+            await asyncio.sleep(0.1)  # its place has been looked at
+            NODE[:] = [move_to]
+            first.up.set_exception(ray.exceptions.ActorDiedError())
+            await until(lambda: health.services.engines[0] is not first)
+
+        health.engine_lost(0, health.services.engines[0], "actor_died")
+        await fails("another node")
+        assert health.restarts.counts == {"engine": 1}
+        await fails("another node")
+        assert health.restarts.counts == {"engine": 2} and "it did not start (ActorDiedError)" in said[-1]
+
+    with_health(test)
