@@ -230,7 +230,7 @@ def resolved_objective(cfg: RunConfig) -> ObjectiveConfig:
 
 def _check_objective(cfg: RunConfig) -> Iterator[str]:
     try:
-        check_critic(cfg.critic, resolved_objective(cfg), cfg.variant)
+        check_critic(cfg.critic, resolved_objective(cfg), cfg.variant, cfg.optim.epochs)
     except UserError as error:
         yield str(error)
 
@@ -251,6 +251,8 @@ def _check_devices(cfg: RunConfig) -> Iterator[str]:
             f"model.learner_replicas = {model.learner_replicas} does not divide learner_ranks = {model.learner_ranks}: "
             "give a divisor, such as the number of nodes"
         )
+    if model.lora_alpha != ModelConfig.model_fields["lora_alpha"].default and not model.lora_rank:
+        yield f"model.lora_alpha = {model.lora_alpha:g} scales adapters and model.lora_rank is 0: set that, such as 16, or drop lora_alpha"
     if model.cpu_offload and not model.learner_gpus:
         yield "model.cpu_offload = true moves nothing where learner_gpus = 0: leave it out, or give the learner GPUs"
     if model.attention == "segments" and model.learner_gpus and model.compute_dtype == "float32":

@@ -103,8 +103,8 @@ def resolve_objective(
     return resolved
 
 
-def check_critic(critic: CriticConfig, objective: ObjectiveConfig, variant: str | None = None) -> None:
-    """Raises UserError, one sentence, for a flag of the critic that has no effect with this objective."""
+def check_critic(critic: CriticConfig, objective: ObjectiveConfig, variant: str | None = None, epochs: int = 1) -> None:
+    """Raises UserError, one sentence, for a flag of the critic that has no effect with this objective or number of epochs."""
     given = {flag for flag in _given(critic, variant) if getattr(critic, flag) is not None}
     if objective.baseline != "critic":
         for flag in sorted(given):
@@ -114,6 +114,11 @@ def check_critic(critic: CriticConfig, objective: ObjectiveConfig, variant: str 
         raise UserError(
             f"gae_lambda = {critic.gae_lambda} has no effect with gae_length_alpha = {critic.gae_length_alpha}, by which lambda follows "
             "the length; set gae_length_alpha to null or drop gae_lambda."
+        )
+    if "value_epochs" in given and critic.value_epochs < epochs:
+        raise UserError(
+            f"value_epochs = {critic.value_epochs} is less than epochs = {epochs}, and the value model takes part in each of them; "
+            f"raise it to {epochs} or more, or drop it."
         )
 
 

@@ -103,6 +103,11 @@ WRONG = [
     ({"model": {"attention": "flash_attention_2", "learner_gpus": 1}}, ["model.attention = 'flash_attention_2'", "bfloat16"]),
     ({"model": {"attention": "segments", "learner_gpus": 1}}, ["model.attention = 'segments'", "bfloat16"]),
     ({"model": {"learner_ranks": 4, "learner_replicas": 3}}, ["model.learner_replicas = 3", "learner_ranks = 4", "divisor"]),
+    ({"model": {"lora_alpha": 8}}, ["model.lora_alpha = 8", "model.lora_rank is 0", "drop lora_alpha"]),
+    (
+        {"objective": {"baseline": "critic", "adv_norm": "none"}, "critic": {"value_epochs": 2}, "optim": {"epochs": 4}},
+        ["value_epochs = 2", "epochs = 4", "raise it to 4"],
+    ),
     ({"model": {"cpu_offload": True}}, ["model.cpu_offload = true", "learner_gpus = 0"]),
     ({"eval": {"eval_prompts": 0, "eval_every": 5}}, ["eval.eval_every = 5", "eval.eval_prompts is 0"]),
     ({"eval": {"keep_best": True}}, ["eval.keep_best = true", "eval.eval_every = 0"]),
