@@ -26,10 +26,8 @@ SPEC = """
 recipe = "arithmetic"
 [flags]
 steps = 30
-warmup_steps = 60
 batch_size = 8
 eval_prompts = 32
-tiny_layers = 2
 wandb = "off"
 [axes]
 engines = [1, 2]
