@@ -7,8 +7,10 @@ run, its end closes the pipe, and the cluster is gone.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,20 +23,17 @@ MARK = "winnow-head "
 END_SECONDS = 8.0
 
 
-class Head:
-    """The private cluster, seen from the run. `address` is where to join it."""
+class HeadProcess:
+    """`python -m MODULE ARGS` as a head that ends with its standard input. `address` is what it says behind `MARK` when it is up."""
 
-    def __init__(self) -> None:
-        """Start it; raises RuntimeError with its last words when it does not come up."""
-        show_token()
-        stay_on_loopback()
-        command = [sys.executable, "-m", "cluster.head"]
+    def __init__(self, module: str, *args: str, stderr: int | None = None, log: str) -> None:
+        """Start it and wait for its address; raises RuntimeError, which names `log`, when it does not come up."""
         self.process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", module, *args],
             cwd=Path(__file__).parent.parent,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=stderr,
             text=True,
             start_new_session=True,
         )
@@ -43,17 +42,27 @@ class Head:
             if line.startswith(MARK):
                 self.address = line.removeprefix(MARK).strip()
                 return
-        raise RuntimeError(f"Ray did not start (exit code {self.process.wait()}): see /tmp/ray/session_latest/logs")
+        raise RuntimeError(f"Ray did not start (exit code {self.process.wait()}): see {log}")
 
-    def close(self) -> None:
-        """End it, hard when it does not end by itself."""
+    def close(self, seconds: float = END_SECONDS) -> None:
+        """End it, hard when it does not end by itself in that time."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
-            self.process.wait(END_SECONDS)
+            self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+
+class Head(HeadProcess):
+    """The private cluster, seen from the run. `address` is where to join it."""
+
+    def __init__(self) -> None:
+        show_token()
+        stay_on_loopback()
+        super().__init__("cluster.head", stderr=subprocess.DEVNULL, log="/tmp/ray/session_latest/logs")
 
 
 def show_token() -> None:

@@ -20,46 +20,26 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from cluster.head import END_SECONDS, MARK, OBJECT_STORE, ONE_MACHINE, read_environment_again
+from cluster.head import END_SECONDS, MARK, OBJECT_STORE, ONE_MACHINE, HeadProcess, read_environment_again
 from cluster.jobs import STOP_SECONDS
 
 START_SECONDS = 120.0
 WORKER_PORTS = range(10002, 20000)  # Ray's own
 
 
-class JobHead:
+class JobHead(HeadProcess):
     """The head, seen from who asked for it. `jobs` is the address of its job server; this process's environment is that of its clients."""
 
     def __init__(self) -> None:
-        """Start it; raises RuntimeError with its last words when it does not come up."""
         self.folder = Path(tempfile.mkdtemp(prefix="winnow-"))  # short: the paths of Ray's sockets have at most 107 characters
         os.environ.update(client_environment(self.folder))
         read_environment_again()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "cluster.job_head", str(self.folder)],
-            cwd=Path(__file__).parent.parent,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith(MARK):
-                self.jobs = line.removeprefix(MARK).strip()
-                return
-        raise RuntimeError(f"Ray's job server did not start (exit code {self.process.wait()})")
+        super().__init__("cluster.job_head", str(self.folder), log=f"the line above and {self.folder}/head.log")
+        self.jobs = self.address
 
-    def close(self) -> None:
-        """End it, hard when it does not end by itself."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        try:
-            self.process.wait(3 * END_SECONDS)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+    def close(self, seconds: float = 3 * END_SECONDS) -> None:
+        """End it, and remove its folder."""
+        super().close(seconds)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
