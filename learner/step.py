@@ -10,7 +10,7 @@ each rank's micro-batches add their shares, gradients sum over ranks, and all ra
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +36,17 @@ from learner.records import Batch, OptimiserStep, StepStats, TrainGroup
 from learner.settings import LOSS_FLAGS, LearnerSettings
 
 __all__ = ["Learner", "LearnerSettings"]
+
+
+@dataclass
+class StepsTaken:
+    """The optimiser steps of a batch, those of the value model `alone` apart, and their sums over tokens that trained."""
+
+    total: ObjectiveSums
+    steps: list[OptimiserStep] = field(default_factory=list)
+    alone: list[OptimiserStep] = field(default_factory=list)
+    failed: set[int] = field(default_factory=set)  # groups that no finite step has seen, by their place in the table
+    cut: int = 0  # tokens that the mismatch correction took out
 
 
 class Learner:
@@ -153,42 +164,49 @@ class Learner:
                 with clock.part("advantages"):
                     advantage_A = self._advantages(table, parts)
             mismatch = MismatchSums(self.device)
-            steps: list[OptimiserStep] = []
-            total, trained, failed, cut = ObjectiveSums.zeros(self.device), set(), set(), 0
-            for epoch in range(self.settings.optim.epochs):
-                for part in parts:
-                    first = epoch == 0 and (self.needs_old or not any(s.tokens for s in steps))
-                    step, sums = self._optimiser_step(part, advantage_A, clock, mismatch if first else None, frozen)
-                    steps.append(step)
-                    if step.skipped == "nonfinite":
-                        failed.update(part.groups.tolist())
-                    else:
-                        trained.update(part.groups.tolist())
-                        total = total + sums
-                        cut += int(sums.mismatch_masked) if epoch == 0 else 0
-            # The value model has to keep up with a policy that moves: more passes over the batch, which move it alone.
-            more = self.settings.critic.value_epochs - self.settings.optim.epochs if self.has_critic else 0
-            alone = [self._optimiser_step(part, advantage_A, clock, None, True)[0] for _ in range(more) for part in parts]
+            taken = self._optimiser_steps(parts, advantage_A, clock, mismatch, frozen)
         self.all_reduce(mismatch.sums)
         self.all_max(mismatch.top)
         self.counters = replace(self.counters, batches=batch.index + 1)
         return StepStats(
             index=batch.index,
-            steps=tuple(steps),
-            value_steps=tuple(alone),
+            steps=tuple(taken.steps),
+            value_steps=tuple(taken.alone),
             mismatch=mismatch.finish(),
             advantages=by_group(table, advantage_A),
             tokens=int(sum(part.tokens for part in parts)),
             groups=len(table.uids),
-            nonfinite=sum(s.skipped == "nonfinite" for s in (*steps, *alone)),
+            nonfinite=sum(s.skipped == "nonfinite" for s in (*taken.steps, *taken.alone)),
             nonfinite_in_a_row=self.counters.nonfinite_in_a_row,
-            empty=sum(s.skipped == "empty" for s in steps),
-            failed=tuple(table.uids[g] for g in sorted(failed - trained)),
-            masked_tokens=table.masked_tokens(failed - trained) | {"mismatch": cut},
+            empty=sum(s.skipped == "empty" for s in taken.steps),
+            failed=tuple(table.uids[g] for g in sorted(taken.failed)),
+            masked_tokens=table.masked_tokens(taken.failed) | {"mismatch": taken.cut},
             seconds=dict(clock.seconds),
-            stats={} if frozen else asdict(finalise(total)),
+            stats={} if frozen else asdict(finalise(taken.total)),
             critic=critic,
         )
+
+    def _optimiser_steps(
+        self, parts: list[Part], advantage_A: np.ndarray, clock: Clock, mismatch: MismatchSums, frozen: bool
+    ) -> StepsTaken:
+        """E passes over the mini-batches, then the value model's further passes. `mismatch` gets each token once."""
+        taken, trained = StepsTaken(ObjectiveSums.zeros(self.device)), set[int]()
+        for epoch in range(self.settings.optim.epochs):
+            for part in parts:
+                first = epoch == 0 and (self.needs_old or not any(s.tokens for s in taken.steps))
+                step, sums = self._optimiser_step(part, advantage_A, clock, mismatch if first else None, frozen)
+                taken.steps.append(step)
+                if step.skipped == "nonfinite":
+                    taken.failed.update(part.groups.tolist())
+                else:
+                    trained.update(part.groups.tolist())
+                    taken.total = taken.total + sums
+                    taken.cut += int(sums.mismatch_masked) if epoch == 0 else 0
+        taken.failed -= trained
+        # The value model has to keep up with a policy that moves: more passes over the batch, which move it alone.
+        more = self.settings.critic.value_epochs - self.settings.optim.epochs if self.has_critic else 0
+        taken.alone = [self._optimiser_step(part, advantage_A, clock, None, True)[0] for _ in range(more) for part in parts]
+        return taken
 
     def _advantages(self, table: AnswerTable, parts: list[Part]) -> np.ndarray:
         kl_sum_A = None
