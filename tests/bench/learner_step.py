@@ -30,6 +30,7 @@ from tests.bench.rows import Row, compare
 
 PAIRS = 3
 LR, LONGEST = 1e-6, 512
+NO_CLIP = 1e9  # the norm is computed on both sides, and nothing is scaled, so that it can be compared
 CASES = {"uneven": record(0, longest=LONGEST), "equal": record(1, equal=True)}
 BARS = {"uneven": {"least_ratio": 2.0, "least_share": 0.6}, "equal": {"least_ratio": 1.0}}
 WARM = record(2, mean=8, longest=16)
@@ -54,7 +55,7 @@ def our_learner(model: Path) -> Learner:
     store = Path(tempfile.mkdtemp()) / "store"
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
     objective = ObjectiveConfig(kl_coef=0.0, adv_norm="none")
-    settings = LearnerSettings(str(model), ModelConfig(), OptimConfig(lr=LR, beta2=0.999), objective, 1.0, LONGEST, 1000)
+    settings = LearnerSettings(str(model), ModelConfig(), OptimConfig(lr=LR, beta2=0.999, grad_clip=NO_CLIP), objective, 1.0, LONGEST, 1000)
     return Learner(settings, torch.device("cpu"))
 
 
@@ -126,7 +127,7 @@ def train_theirs(model: Path, both: Interleaved) -> None:
             output_dir=folder, per_device_train_batch_size=4, gradient_accumulation_steps=len(WARM.answers_A) // 4, num_generations=size,
             max_completion_length=LONGEST, max_steps=len(both.batches), learning_rate=LR, lr_scheduler_type="constant", beta=0.0,
             loss_type="dapo", scale_rewards="none", gradient_checkpointing=False, bf16=False, use_cpu=True, report_to=[], adam_beta2=0.999,
-            logging_strategy="no", save_strategy="no", max_grad_norm=1.0, weight_decay=0.0, optim="adamw_torch_fused", disable_tqdm=True,
+            logging_strategy="no", save_strategy="no", max_grad_norm=NO_CLIP, weight_decay=0.0, optim="adamw_torch_fused", disable_tqdm=True,
         )  # fmt: skip
         data = Dataset.from_dict({"prompt": [f"{i}" for i in range(len(both.batches) * len(WARM.answers_A))]})
         trainer = GRPOTrainer(
