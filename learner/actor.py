@@ -17,6 +17,7 @@ import ray
 import torch
 import torch.distributed as dist
 
+from learner.allocator import keep_freed_memory
 from learner.pack import Answer
 from learner.publish import ShmPublisher, VllmPublisher, read_file
 from learner.records import Batch, StepStats, TrainGroup
@@ -42,6 +43,7 @@ class LearnerRank:
         self.device = torch.device("cuda", 0) if gpu else torch.device("cpu")
         if not gpu:
             torch.set_num_threads(threads)
+            keep_freed_memory()
         self.learner: Learner | None = None
         self.publisher: ShmPublisher | None = None
         self.vllm: VllmPublisher | None = None

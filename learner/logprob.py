@@ -69,23 +69,33 @@ def _logits_CV(hidden_CH: Tensor, weight_VH: Tensor, temperature: float, tile: T
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 
-def _entropy_C(logits_CV: Tensor, lse_C: Tensor) -> Tensor:
-    """H = lse − Σ p·z, in blocks of rows; p·z with z = −inf (p = 0) would be NaN, but logits of a linear head are finite."""
-    entropy_C = torch.empty_like(lse_C)
-    rows = max(1, BLOCK_BYTES // (4 * logits_CV.shape[1]))
+def _lse_entropy_C(logits_CV: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor]:
+    """lse = m + log Σ e^(z − m) and H = log Σ e^(z − m) − Σ p·(z − m), with m the largest logit; zeros for H without `with_entropy`.
+
+    In blocks of rows, whose scratch stays in a cache. p·z with z = −inf (p = 0) would be NaN, but logits of a linear head are finite.
+    """
+    lse_C, entropy_C = logits_CV.new_empty(len(logits_CV)), logits_CV.new_zeros(len(logits_CV))
+    rows = max(1, (TILE_BYTES if logits_CV.is_cuda else BLOCK_BYTES) // (4 * logits_CV.shape[1]))
     for start in range(0, len(lse_C), rows):
         part = slice(start, start + rows)
-        shifted = logits_CV[part] - lse_C[part, None]
-        entropy_C[part] = -torch.einsum("cv,cv->c", shifted.exp(), shifted)
-    return entropy_C
+        top = logits_CV[part].amax(-1, keepdim=True)
+        shifted = logits_CV[part] - top
+        powers = shifted.exp()
+        total = powers.sum(-1)
+        log_total = total.log()
+        lse_C[part] = log_total + top[:, 0]
+        if with_entropy:
+            entropy_C[part] = log_total - torch.einsum("cv,cv->c", powers, shifted) / total
+    return lse_C, entropy_C
 
 
 class _Gradients:
     """The two gradients, added to chunk by chunk. The weight's is a sum over all tokens: float32 whatever the compute dtype."""
 
     def __init__(self, hidden_NH: Tensor, weight_VH: Tensor, wanted: tuple[bool, bool]) -> None:
-        self.hidden = torch.zeros_like(hidden_NH) if wanted[0] else None
-        self.weight = torch.zeros_like(weight_VH, dtype=torch.float32) if wanted[1] else None
+        self.hidden = torch.empty_like(hidden_NH) if wanted[0] else None
+        self.weight = torch.empty_like(weight_VH, dtype=torch.float32) if wanted[1] else None
+        self.started = False  # whether `weight` holds a sum yet
         self.weight_VH, self.dtype = weight_VH, hidden_NH.dtype
 
     def add(self, part: slice, hidden_CH: Tensor, logits_CV: Tensor, stats: tuple[Tensor, ...], temperature: float) -> None:
@@ -109,15 +119,17 @@ class _Gradients:
         if self.hidden is not None:
             self.hidden[part] = grad_CV @ self.weight_VH
         if self.weight is not None:
-            if self.dtype == torch.float32:
-                self.weight.addmm_(grad_CV.t(), hidden_CH)
-            elif grad_CV.is_cuda:
-                torch.addmm(self.weight, grad_CV.t(), hidden_CH, out_dtype=torch.float32, out=self.weight)
+            beta = 1.0 if self.started else 0.0  # at 0 what memory holds is not read
+            if grad_CV.is_cuda and self.dtype != torch.float32:
+                torch.addmm(self.weight, grad_CV.t(), hidden_CH, beta=beta, out_dtype=torch.float32, out=self.weight)
             else:
-                self.weight.addmm_(grad_CV.t().float(), hidden_CH.float())
+                self.weight.addmm_(grad_CV.t().float(), hidden_CH.float(), beta=beta)
+            self.started = True
 
     def cast(self) -> tuple[Tensor | None, Tensor | None]:
         """In the dtypes of what they are gradients of."""
+        if self.weight is not None and not self.started:
+            self.weight.zero_()
         return self.hidden, None if self.weight is None else self.weight.to(self.weight_VH.dtype)
 
 
@@ -145,10 +157,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
             part = slice(start, start + chunk)
             hidden_CH, targets_C = hidden_NH[part], targets_N[part]
             logits_CV = _logits_CV(hidden_CH, weight_VH, temperature, tile)
-            lse_C = lse_N[part] = torch.logsumexp(logits_CV, dim=-1)
+            lse_C, entropy_N[part] = _lse_entropy_C(logits_CV, with_entropy)
+            lse_N[part] = lse_C
             logp_N[part] = logits_CV.gather(-1, targets_C[:, None]).squeeze(-1) - lse_C
-            if with_entropy:
-                entropy_N[part] = _entropy_C(logits_CV, lse_C)
             if upstream is not None and formed is not None:
                 up_logp_C, up_entropy_C = upstream(part, logp_N[part], entropy_N[part])
                 ups[0][part] = up_logp_C

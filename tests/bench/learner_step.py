@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from learner.allocator import keep_freed_memory
 from learner.config import ModelConfig, ObjectiveConfig, OptimConfig
 from learner.step import Learner, LearnerSettings
 from tests.bench.measure import gemm_rate
@@ -127,7 +128,8 @@ def train_theirs(model: Path, both: Interleaved) -> None:
             output_dir=folder, per_device_train_batch_size=4, gradient_accumulation_steps=len(WARM.answers_A) // 4, num_generations=size,
             max_completion_length=LONGEST, max_steps=len(both.batches), learning_rate=LR, lr_scheduler_type="constant", beta=0.0,
             loss_type="dapo", scale_rewards="none", gradient_checkpointing=False, bf16=False, use_cpu=True, report_to=[], adam_beta2=0.999,
-            logging_strategy="no", save_strategy="no", max_grad_norm=NO_CLIP, weight_decay=0.0, optim="adamw_torch_fused", disable_tqdm=True,
+            logging_strategy="no", save_strategy="no", max_grad_norm=NO_CLIP, weight_decay=0.0, optim="adamw_torch_fused",
+            disable_tqdm=True,
         )  # fmt: skip
         data = Dataset.from_dict({"prompt": [f"{i}" for i in range(len(both.batches) * len(WARM.answers_A))]})
         trainer = GRPOTrainer(
@@ -138,6 +140,7 @@ def train_theirs(model: Path, both: Interleaved) -> None:
 
 def run() -> list[Row]:
     """Both cases through one trainer, after a small step that warms both up."""
+    keep_freed_memory()  # as the learner's actor does; it serves both
     model = smollm2()
     order = list(CASES) * PAIRS
     both = Interleaved(our_learner(model), [WARM, *(CASES[name] for name in order)])
