@@ -74,7 +74,7 @@ class Health:
         self.absent: set[int] = set()  # engines without the present weights
         self.started: set[int] = set()  # those of them that wait for nothing else
         self.absent_verifiers: set[int] = set()
-        self.failure: RunFailed | LifeLost | None = None  # what the loop must end with
+        self.failure: BaseException | None = None  # what the loop must end with
         self._turn = itertools.count()
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -127,7 +127,14 @@ class Health:
     def _follow(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._followed)
+
+    def _followed(self, task: asyncio.Task[None]) -> None:
+        """A fault of ours on the way ends the loop, which would wait for this actor for ever."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failure = self.failure or error
+            self.changed.set()
 
     async def _engine_back(self, index: int, actor: Any) -> None:
         why, again = await self._up("engine", index, actor.start.remote())

@@ -173,3 +173,14 @@ def test_an_actor_made_again_on_a_node_that_is_lost_too_is_one_restart_and_one_t
         assert health.restarts.counts == {"engine": 2} and "it did not start (ActorDiedError)" in said[-1]
 
     with_health(test)
+
+
+def test_a_fault_of_ours_ends_the_loop_and_is_no_silent_wait() -> None:
+    async def test(health: Health, said: list[str]) -> None:
+        health.engine_lost(0, health.services.engines[0], "killed")
+        await asyncio.sleep(0.1)
+        health.services.engines[0].up.set_exception(AttributeError("ours"))
+        await until(lambda: isinstance(health.failure, AttributeError))
+        assert health.changed.is_set()
+
+    with_health(test)
