@@ -89,6 +89,16 @@ class Cluster:
         self.nodes += 1
         self.node_process = self._start(f"node-{self.nodes}", ["--address", self.address, "--num-cpus", str(self.node_cpus)])
 
+    def node_ended(self) -> int | None:
+        """The exit code of the extra node if it has ended; None while it lives."""
+        assert self.node_process is not None
+        return self.node_process.poll()
+
+    def last_words(self) -> str:
+        """The end of what the extra node said."""
+        said = (Path(self.folder.name) / f"node-{self.nodes}.log").read_text(errors="replace")
+        return " | ".join(line.strip() for line in said.splitlines()[-6:] if line.strip())
+
     def kill_node(self) -> dict[int, str]:
         """SIGKILL to the raylet and everything that it has started; what was killed."""
         assert self.node_process is not None

@@ -22,6 +22,7 @@ FLAGS = [
     "arithmetic", "--engines", "2", "--engine_cpus", "2", "--learner_ranks", "2", "--learner_cpus", "4", "--verifier_actors", "2",
     "--verifier_cpus", "1", "--verifier_processes", str(PROCESSES), "--batch_size", "16", "--max_staleness", "1",
     "--kv_cache_gb", "0.25", "--max_restarts", "100", "--display", "plain", "--wandb", "off",
+    "--autoscaling", "true",  # a controller that is started again while a node is away waits for it
 ]  # fmt: skip
 # The deterministic engine and coin flips for rewards: the faults without the learning, for a machine that has no minutes to spare.
 FAKE = [
@@ -103,6 +104,9 @@ class Storm:
     def watch(self) -> None:
         """One look at what is back, and a short rest. After a recovery the books are checked."""
         time.sleep(POLL)
+        if (code := self.cluster.node_ended()) is not None:  # as a cluster's operator does
+            self.say(f"  node {self.cluster.nodes} has ended by itself (exit code {code}) and is started again: {self.cluster.last_words()}")
+            self.cluster.start_node()
         here = by_role(self.mark) if self.open() else {}
         for blow in self.open():
             if blow.whole and self.training.stepped > blow.whole:
