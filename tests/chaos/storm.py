@@ -105,7 +105,8 @@ class Storm:
         """One look at what is back, and a short rest. After a recovery the books are checked."""
         time.sleep(POLL)
         if (code := self.cluster.node_ended()) is not None:  # as a cluster's operator does
-            self.say(f"  node {self.cluster.nodes} has ended by itself (exit code {code}) and is started again: {self.cluster.last_words()}")
+            words = self.cluster.last_words()
+            self.say(f"  node {self.cluster.nodes} has ended by itself (exit code {code}) and is started again: {words}")
             self.cluster.start_node()
         here = by_role(self.mark) if self.open() else {}
         for blow in self.open():
