@@ -78,6 +78,7 @@ def cut_in_two(tmp_path_factory: pytest.TempPathFactory, ray_head: str, small: A
     return folder / "whole", folder / "halves"
 
 
+@pytest.mark.skipif(not LONG, reason="make soak; tests/cluster/test_lives.py has it without processes")
 def test_two_lives_train_what_one_life_trains(cut_in_two: tuple[Path, Path]) -> None:
     """Bitwise equal weights, metrics (times apart) and ledger."""
     whole, halves = cut_in_two
@@ -94,6 +95,7 @@ def test_two_lives_train_what_one_life_trains(cut_in_two: tuple[Path, Path]) -> 
     assert lines(whole / "samples.jsonl") == lines(halves / "samples.jsonl")
 
 
+@pytest.mark.skipif(not LONG, reason="make soak; tests/cluster/test_lives.py has it without processes")
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(cut_in_two: tuple[Path, Path], ray_head: str) -> None:
     _, halves = cut_in_two
     broken = halves / "checkpoints" / "step-000005" / "controller.json"
@@ -112,6 +114,7 @@ LONG_STEP = [
 ]  # fmt: skip
 
 
+@pytest.mark.skipif(not LONG, reason="make soak; tests/cluster/test_lives.py has it without processes")
 def test_a_stop_in_a_long_step_is_over_in_seconds_and_loses_no_step(tmp_path: Path, ray_head: str, small: Any) -> None:
     """A step of a minute and more, with two ranks: both leave it at the same micro-batch."""
     run_dir = tmp_path / "run"
