@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from learner.attention import Segments
+from learner.diagnostics import ObjectiveSums
 from learner.pack import Micro
-from learner.records import Mismatch
+from learner.records import Mismatch, OptimiserStep
 
 
 @dataclass
@@ -102,3 +103,14 @@ class MismatchSums:
         tokens, absolute, kl = self.sums.tolist()
         count = max(tokens, 1.0)
         return Mismatch(tokens=int(tokens), mean_abs=absolute / count, max_abs=self.top.item(), kl=kl / count)
+
+
+@dataclass
+class StepsTaken:
+    """The optimiser steps of a batch, those of the value model `alone` apart, and their sums over tokens that trained."""
+
+    total: ObjectiveSums
+    steps: list[OptimiserStep] = field(default_factory=list)
+    alone: list[OptimiserStep] = field(default_factory=list)
+    failed: set[int] = field(default_factory=set)  # groups that no finite step has seen, by their place in the table
+    cut: int = 0  # tokens that the mismatch correction took out

@@ -10,7 +10,7 @@ each rank's micro-batches add their shares, gradients sum over ranks, and all ra
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,22 +31,11 @@ from learner.model import Policy, free_gathered, full_weights, load_policy, make
 from learner.objective import LossOutputs
 from learner.optim import Update, gradient_norm, learning_rate, local_gradients, make_adamw
 from learner.pack import Answer, Groups, PackSettings, StepPlan, build_micro, plan_step
-from learner.parts import Clock, MicroBatch, MismatchSums, Part
+from learner.parts import Clock, MicroBatch, MismatchSums, Part, StepsTaken
 from learner.records import Batch, OptimiserStep, StepStats, TrainGroup
 from learner.settings import LOSS_FLAGS, LearnerSettings
 
 __all__ = ["Learner", "LearnerSettings"]
-
-
-@dataclass
-class StepsTaken:
-    """The optimiser steps of a batch, those of the value model `alone` apart, and their sums over tokens that trained."""
-
-    total: ObjectiveSums
-    steps: list[OptimiserStep] = field(default_factory=list)
-    alone: list[OptimiserStep] = field(default_factory=list)
-    failed: set[int] = field(default_factory=set)  # groups that no finite step has seen, by their place in the table
-    cut: int = 0  # tokens that the mismatch correction took out
 
 
 class Learner:
