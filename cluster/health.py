@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -187,11 +188,15 @@ class Health:
         return await asyncio.to_thread(self.services.maker.places.node, kind, index)
 
     async def _left(self, kind: str, index: int, node: str) -> bool:
-        """Whether the place of an actor has left the node, which is lost then; known a while after the actor is missed."""
-        deadline = asyncio.get_running_loop().time() + NODE_SECONDS
-        while node and (here := await self._node(kind, index) == node) and asyncio.get_running_loop().time() < deadline:
+        """Whether the place of an actor has left `node` ("": it had none), which is lost then; that is known a while after the actor is."""
+        deadline = time.monotonic() + NODE_SECONDS
+        while node:
+            if await self._node(kind, index) != node:
+                return True
+            if time.monotonic() > deadline:
+                break
             await asyncio.sleep(0.5)
-        return bool(node) and not here
+        return False
 
     def joined(self, index: int, actor: Any) -> None:
         """The engine has the present weights."""

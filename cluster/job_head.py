@@ -28,14 +28,13 @@ WORKER_PORTS = range(10002, 20000)  # Ray's own
 
 
 class JobHead(HeadProcess):
-    """The head, seen from who asked for it. `jobs` is the address of its job server; this process's environment is that of its clients."""
+    """The head, seen from who asked for it. `address` is that of its job server; this process's environment is that of its clients."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="winnow-"))  # short: the paths of Ray's sockets have at most 107 characters
         os.environ.update(client_environment(self.folder))
         read_environment_again()
         super().__init__("cluster.job_head", str(self.folder), log=f"the line above and {self.folder}/head.log")
-        self.jobs = self.address
 
     def close(self, seconds: float = 3 * END_SECONDS) -> None:
         """End it, and remove its folder."""

@@ -73,7 +73,7 @@ def own_head() -> Iterator[tuple[Jobs, float, float]]:
     """A head that ends with the sweep, and the machine's CPUs and GPUs."""
     head = JobHead()
     try:
-        yield Local(jobs.connect(head.jobs)), float(cpus_here()), float(gpus_here())
+        yield Local(jobs.connect(head.address)), float(cpus_here()), float(gpus_here())
     finally:
         head.close()
 

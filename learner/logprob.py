@@ -18,7 +18,7 @@ TILE_BYTES = 128 * 2**20
 """Float32 logits that exist at once, unless a chunk is given: enough rows for a full-speed product at any vocabulary."""
 
 BLOCK_BYTES = 2**20
-"""Scratch of the entropy's sum, small enough for a cache."""
+"""Logits that log-sum-exp and entropy take at a time on the CPU: their scratch is as large, and fits a cache. On GPUs it is a tile."""
 
 Upstream = Callable[[slice, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """(which tokens, their log-probabilities, their entropies) -> the gradients that the loss will have in them; None: none in the entropy."""

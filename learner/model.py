@@ -228,20 +228,19 @@ def check_value_model(value_model: str, model: str, trust_remote_code: bool) -> 
 def shard(model: nn.Module, decoder: nn.Module, config: ModelConfig, *, mesh: DeviceMesh) -> None:
     """`fully_shard` every layer of its decoder, then the root, with gradients that sum over ranks.
 
-    One rank has all weights: where it computes in their dtype and on their device too, FSDP2 would only copy weights and gradients, a
-    sixth of the step on CPUs, and is left out.
+    One rank has all weights: where it computes in their dtype and on their device too, FSDP2 would only copy weights and gradients
+    (docs/performance.md has what that costs on CPUs), and is left out.
     """
-    alone = mesh.size() == 1 and config.compute_dtype == "float32" and not config.cpu_offload
+    if config.activation_checkpointing:
+        for layer in decoder.layers:
+            # On the forward itself, inside FSDP2's hooks: the recomputation then does not run them again.
+            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+    if mesh.size() == 1 and config.compute_dtype == "float32" and not config.cpu_offload:
+        return
     mixed = MixedPrecisionPolicy(param_dtype=DTYPES[config.compute_dtype], reduce_dtype=torch.float32)
     where = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if config.cpu_offload else OffloadPolicy()
     for layer in decoder.layers:
-        if config.activation_checkpointing:
-            # On the forward itself, inside FSDP2's hooks: the recomputation then does not run them again.
-            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
-        if not alone:
-            fully_shard(layer, mesh=mesh, mp_policy=mixed, reshard_after_forward=config.reshard_after_forward, offload_policy=where)
-    if alone:
-        return
+        fully_shard(layer, mesh=mesh, mp_policy=mixed, reshard_after_forward=config.reshard_after_forward, offload_policy=where)
     fully_shard(model, mesh=mesh, mp_policy=mixed, reshard_after_forward=False, offload_policy=where)
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -130,7 +130,7 @@ def rank_away() -> Iterator[Cluster]:
     yield from nodes(6, 8)
 
 
-@pytest.mark.skipif(not LONG, reason="make soak has it: what is missed first, node or actors, counts against the budget")
+@pytest.mark.skipif(not LONG, reason="make soak has it")
 def test_a_lost_node_is_waited_for_its_groups_are_generated_again_and_the_budget_holds(tmp_path: Path, two_nodes: Cluster) -> None:
     """With the deterministic engine, which starts in seconds; groups lie in the nodes' object stores, as long answers do."""
     run = Training(tmp_path / "run", [*FAKE, "--ray_address", two_nodes.address, "--max_restarts", "2"], two_nodes.environment, {})
