@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         cfg = config(args)
         raise_first(cfg)
-        from cluster.run import run
+        from cluster.train import run
 
         result = run(cfg, seconds_setup=setup_seconds())
     except UserError as error:

@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ class HeadProcess:
     """`python -m MODULE ARGS` as a head that ends with its standard input. `address` is what it says behind `MARK` when it is up."""
 
     def __init__(self, module: str, *args: str, stderr: int | None = None, log: str) -> None:
-        """Start it and wait for its address; raises RuntimeError, which names `log`, when it does not come up."""
+        """Start it, and wait for nothing."""
+        self.log = log
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *args],
             cwd=Path(__file__).parent.parent,
@@ -37,12 +39,15 @@ class HeadProcess:
             text=True,
             start_new_session=True,
         )
+
+    @cached_property
+    def address(self) -> str:
+        """Where it is, once it is up. Raises RuntimeError, which names its log, when it does not come up."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith(MARK):
-                self.address = line.removeprefix(MARK).strip()
-                return
-        raise RuntimeError(f"Ray did not start (exit code {self.process.wait()}): see {log}")
+                return line.removeprefix(MARK).strip()
+        raise RuntimeError(f"Ray did not start (exit code {self.process.wait()}): see {self.log}")
 
     def close(self, seconds: float = END_SECONDS) -> None:
         """End it, hard when it does not end by itself in that time."""

@@ -38,7 +38,7 @@ def _train(argv: list[str]) -> int:
         placement.join(cfg)
         placement.refuse_impossible(cfg)
     raise_first(cfg)  # before the imports of a run, which take seconds
-    from cluster.run import train
+    from cluster.train import train
 
     return train(cfg)
 

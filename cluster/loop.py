@@ -30,7 +30,7 @@ from cluster.loop_records import PromptTotals, StepReport, StepTimes
 from cluster.services import Services
 from cluster.timeline import Timeline
 from cluster.watchdog import Watchdog
-from cluster.weights import TransferStats, WeightSync
+from cluster.weights import TransferStats, WeightSync, together
 from learner.abandon import Abandoned
 from learner.buffer import SamplingBuffer
 from learner.buffer_records import CutBatch
@@ -91,6 +91,7 @@ class Loop:
         self._stop = asyncio.Event()
         self._reviving = asyncio.Lock()
         self._loading: asyncio.Task[TransferStats] | None = None
+        self._arrived: list[TransferStats] = []  # transfers that are in every engine and that no step has reported yet
         self._spent: dict[str, float] = {"checkpoint": 0.0}
 
     @property
@@ -126,13 +127,14 @@ class Loop:
                 train = await self._timed("train", self.learn(batch))
                 if train is None:
                     break
-                transfer = await self._timed("publish", self.publish())
+                await self._timed("publish", self.publish())
                 self._spent["engines_idle"] = self.generation.load.take_idle()
                 evaluation = await self._timed("evaluate", self.evaluate())
                 summary = self.buffer.step_summary()
                 self.stream.note(summary.results)
                 times, use, totals = self._times(started), self.timeline.cut(), self._prompt_totals()
-                self.report(StepReport(self.step, batch, summary, train, transfer, evaluation, times, totals, use))
+                transfers, self._arrived = together(self._arrived), []
+                self.report(StepReport(self.step, batch, summary, train, transfers, evaluation, times, totals, use))
                 await self._timed("checkpoint", self.save())  # last, so that it holds all that was said of the step
         finally:
             self.health.close()
@@ -257,28 +259,26 @@ class Loop:
             stop.cancel()
             task.cancel()
 
-    async def publish(self) -> TransferStats | None:
-        """The new version on its way. Engines load it while the loop goes on; what they have loaded before is returned."""
+    async def publish(self) -> None:
+        """The new version on its way. Engines load it while the loop goes on, but for the last version and without staleness."""
         self._begin("publishes weights")
-        before = await self._loaded()
+        await self._loaded()
         started = time.monotonic()
         with self.timeline.during("transfer"):
             published = await self.sync.publish(self.step)
         self._loading = asyncio.ensure_future(self._load(published, time.monotonic() - started))
         if self.config.rollout.max_staleness == 0 or self.step == self.config.batches:
-            return await self._loaded()
-        return before
+            await self._loaded()
 
     async def _load(self, published: WeightManifest | TransferStats, seconds_publish: float) -> TransferStats:
         with self.timeline.during("transfer"):
             return await self.sync.load(published, seconds_publish)
 
-    async def _loaded(self) -> TransferStats | None:
+    async def _loaded(self) -> None:
         """The transfer that was on its way has arrived in every engine."""
-        if self._loading is None:
-            return None
-        loading, self._loading = self._loading, None
-        return await loading
+        if self._loading is not None:
+            loading, self._loading = self._loading, None
+            self._arrived.append(await loading)
 
     async def evaluate(self) -> EvalStats | None:
         """Held-out accuracy of this version, when it is due."""

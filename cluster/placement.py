@@ -41,6 +41,8 @@ class Places:
             "num_cpus": bundle["CPU"],
             "num_gpus": bundle.get("GPU", 0),
             "scheduling_strategy": strategy,
+            # Ray's head would keep 3 KB of every call, for its list of tasks, until it has 100,000 of them.
+            "enable_task_events": False,
             "runtime_env": {"env_vars": env},
         }
 
@@ -74,19 +76,26 @@ def counts(config: RunConfig, *, learner: bool = True) -> dict[str, int]:
 _head: Head | None = None  # the private cluster that this process has started
 
 
+def begin(config: RunConfig) -> None:
+    """Where no cluster is named, a private one starts to come up, which takes it seconds; `join` waits for it."""
+    global _head
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if _head is None and not ray.is_initialized() and cluster_address(config) is None:
+        _head = Head()
+
+
 def join(config: RunConfig) -> None:
     """Connect to Ray: to the cluster that the config or RAY_ADDRESS names (a submitted job finds it set), else to a private one.
 
     Does nothing where this process has joined already. Raises UserError when the address does not answer as a cluster.
     """
-    global _head
     if ray.is_initialized():
         return
     address = cluster_address(config)
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    begin(config)
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
-        _head = Head()
+        assert _head is not None
         ray.init(address=_head.address, **quiet)
         return
     _knock(address)

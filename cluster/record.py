@@ -28,6 +28,8 @@ from cluster.sinks import ADVICE, LENGTHS, METRICS, Sinks, cut, read_rows
 from learner.buffer_records import StepSummary
 from learner.ledger import Ledger
 
+RESIDENT_SECONDS = 5.0  # between two measurements of all processes' memory, each of which takes milliseconds
+
 
 class Recorder:
     """Takes what the loop reports. `seconds` holds the time of each phase, `accuracy` held-out greedy accuracy before and after."""
@@ -45,6 +47,7 @@ class Recorder:
         self.probe: dict[str, float] = {}
         self.adviser: Adviser | None = None
         self.live: Live | None = None
+        self._resident = (-RESIDENT_SECONDS, 0)  # when it was measured, and the bytes
 
     def open(self, resume_step: int | None) -> None:
         """Open the sinks; `resume_step` is the last step whose lines stay, None for a fresh run."""
@@ -76,7 +79,7 @@ class Recorder:
         """One step into every sink."""
         assert self.sinks is not None
         record: dict[str, float] = metrics.step_record(report, ledger)
-        record |= {"seconds_elapsed": self.elapsed(), "resident_gb": resident_bytes() / 2**30}
+        record |= {"seconds_elapsed": self.elapsed(), "resident_gb": self.resident() / 2**30}
         if report.step == 1:
             record |= self.probe
         self.last = metrics.logged(record)
@@ -90,6 +93,12 @@ class Recorder:
         for advice in self.adviser.step(report.step, self.last) if self.adviser is not None else ():
             self.display.note(str(advice))
             self.sinks.write(ADVICE, report.step, {"rule": advice.rule, "evidence": advice.evidence, "remedy": advice.remedy})
+
+    def resident(self) -> int:
+        """Bytes of all processes on this machine, at most `RESIDENT_SECONDS` old."""
+        if time.monotonic() - self._resident[0] >= RESIDENT_SECONDS:
+            self._resident = (time.monotonic(), resident_bytes())
+        return self._resident[1]
 
     def answers(self, report: StepReport) -> None:
         """Some groups of a step in full, and the lengths of all."""

@@ -1,4 +1,4 @@
-"""A run from its config to its summary: prepare, start the actors, warm up, train, evaluate, export, and take all down."""
+"""One life of a run, from its config to its summary: prepare, start the actors, warm up, train, evaluate, export, and take all down."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import asyncio
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Awaitable
+from dataclasses import asdict
 from typing import Any
 
 import ray
 
-from cluster import checkpoint, load, placement
+from cluster import checkpoint, placement
 from cluster.config import RunConfig
 from cluster.contract import check_logprobs
 from cluster.display import Display
@@ -22,50 +21,15 @@ from cluster.health import Health, LifeLost, Restarts, RunFailed, engine_is_gone
 from cluster.loop import Loop, StepGivenUp
 from cluster.prepare import Prepared, prepare, transfer_backend, warmup_examples
 from cluster.record import Recorder
-from cluster.runfolder import RunFolder, has_run, write_json
+from cluster.runfolder import RunFolder, write_json
 from cluster.services import Maker, Services, as_coroutine, verifier_names
 from cluster.weights import WeightError, WeightSync
 from learner.buffer import SamplingBuffer
 from learner.buffer_records import RefillError
 from rollout.errors import UserError
 
-JOB_COPY = "working_dir_files"  # the folder in which Ray unpacks what was submitted
 PLACE_SECONDS = 5.0  # between two tries to place the actors of a later life
 FAILED, INTERRUPTED = 1, 130  # exit codes: the run could not go on; SIGINT or SIGTERM
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """How a run ended. `code` is the exit code, `summary` what summary.json holds."""
-
-    code: int
-    run_dir: Path
-    summary: Mapping[str, Any]
-
-
-def train(cfg: RunConfig) -> int:
-    """`winnow train`: the exit code; the run folder's path is the last line printed."""
-    result = run(cfg)
-    if JOB_COPY in result.run_dir.absolute().parts:
-        print("the run folder lies in the job's copy of the code, which Ray removes in time: give --run_dir as an absolute path")
-    print(result.run_dir.resolve())
-    return result.code
-
-
-def run(cfg: RunConfig, *, seconds_setup: float = 0.0) -> RunResult:
-    """Train a config that `check.raise_first` has accepted, and give the summary. The folder is locked while it runs."""
-    if cfg.resume == "auto":
-        cfg = cfg.model_copy(update={"resume": has_run(cfg.run_dir)})
-    folder = RunFolder.open(cfg.run_dir, cfg.name, bool(cfg.resume))
-    try:
-        cfg.run_dir = str(folder.path)
-        folder.write_config(load.to_toml(cfg.model_copy(update={"resume": False})))  # a wish of this life, not of the run
-        folder.write_versions()
-        session = Session(cfg, folder, seconds_setup)
-        code = asyncio.run(session.main())
-        return RunResult(code, folder.path, session.summary)
-    finally:
-        folder.close()
 
 
 class Session:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import ray
@@ -31,6 +31,15 @@ class TransferStats:
     seconds_drained: float
     seconds_paused: float
     seconds: float
+
+
+def together(transfers: Sequence[TransferStats]) -> TransferStats | None:
+    """Several transfers as one, of the last version: seconds and bytes add up, of drains and pauses the longest; None of none."""
+    if not transfers:
+        return None
+    of = {field.name: [getattr(t, field.name) for t in transfers] for field in fields(TransferStats)}
+    longest = {name: max(of[name]) for name in ("version", "seconds_drained", "seconds_paused")}
+    return TransferStats(**{name: sum(values) for name, values in of.items()} | longest)
 
 
 class WeightSync:

@@ -6,6 +6,7 @@ calls it on all ranks at once. The actor has two threads, so that `progress` and
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -102,6 +103,9 @@ class LearnerRank:
         needed = self._started().needs(groups)
         lost = []
         self.tokens = {}
+        with contextlib.suppress(ray.exceptions.ObjectLostError):  # all at once: one after the other costs a message's way each
+            self.tokens = dict(zip(needed, ray.get([refs[uid] for uid in needed]), strict=True))
+            return []
         for uid in needed:
             try:
                 self.tokens[uid] = ray.get(refs[uid])

@@ -144,5 +144,6 @@ def install(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     patch.setattr(Rollout, "pids", lambda self: [])  # an engine's processes are killed at the end, and this is ours
     patch.setattr(live.Live, "set", lambda self, metrics: None)
-    for name, value in {"join": lambda cfg: None, "reserve": lambda cfg, **rest: Places(), "leave": lambda: None}.items():
+    nothing = dict.fromkeys(("begin", "join"), lambda cfg: None)
+    for name, value in {**nothing, "reserve": lambda cfg, **rest: Places(), "leave": lambda: None}.items():
         patch.setattr(placement, name, value)

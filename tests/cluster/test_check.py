@@ -31,9 +31,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "cpus_here", lambda: 2)
     monkeypatch.setattr(hub, "reachable", lambda: False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    fake = types.ModuleType("cluster.run")
+    fake = types.ModuleType("cluster.train")
     fake.train = lambda cfg: pytest.fail("an actor would have been started")  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "cluster.run", fake)
+    monkeypatch.setitem(sys.modules, "cluster.train", fake)
 
 
 def table(folder: Path, rows: list, name: str = "set.jsonl") -> Path:

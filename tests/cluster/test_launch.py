@@ -22,13 +22,13 @@ ROOT = Path(launch.__file__).parent.parent
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list:
-    """What reached cluster.run and cluster.offline, which are put aside."""
+    """What reached cluster.train and cluster.offline, which are put aside."""
     calls: list = []
-    run, offline = types.ModuleType("cluster.run"), types.ModuleType("cluster.offline")
+    run, offline = types.ModuleType("cluster.train"), types.ModuleType("cluster.offline")
     run.train = lambda cfg: calls.append(("train", cfg)) or 0  # type: ignore[attr-defined]
     offline.evaluate = lambda cfg: calls.append(("eval", cfg)) or 0  # type: ignore[attr-defined]
     offline.export = lambda run, **kw: calls.append(("export", run, kw)) or 0  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "cluster.run", run)
+    monkeypatch.setitem(sys.modules, "cluster.train", run)
     monkeypatch.setitem(sys.modules, "cluster.offline", offline)
     return calls
 
@@ -48,7 +48,7 @@ def test_eval_and_export(runs: list, tmp_path: Path) -> None:
 
 
 def test_what_the_subcommand_returns_is_the_exit_code(runs: list, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["cluster.run"], "train", lambda cfg: 7)
+    monkeypatch.setattr(sys.modules["cluster.train"], "train", lambda cfg: 7)
     assert launch.main(["train", "arithmetic"]) == 7
 
 

@@ -149,6 +149,8 @@ def test_the_run_is_what_it_should_be(whole: Whole, staleness: int) -> None:
     found = rows(whole.run_dir / "metrics.jsonl")
     assert len(found) == STEPS and found[-1]["ledger/groups_uninformative"] > STEPS
     assert max(row["staleness/max"] for row in found) == staleness
+    sizes = [row["sync/bytes"] for row in found if "sync/bytes" in row]
+    assert sum(sizes) == STEPS * min(sizes), "every transfer is told of, once"
     assert any(row["ledger/groups_in_flight"] or row["ledger/groups_kept"] for row in found) == bool(staleness)
     assert books(whole.run_dir)["groups"]["trained"] == 4 * STEPS and books(whole.run_dir)["live"] == []
     assert books(whole.run_dir)["dispatched"] > 3 * 14

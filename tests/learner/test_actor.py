@@ -50,10 +50,11 @@ class Stub:
 
 
 def test_lost_tokens_are_named_and_the_others_wait_for_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    def get(ref: str) -> str:
-        if ref in gone:
-            raise ray.exceptions.ObjectLostError(ref, None, "")
-        return f"tokens of {ref}"
+    def get(refs: Any) -> Any:
+        for ref in [refs] if isinstance(refs, str) else refs:
+            if ref in gone:
+                raise ray.exceptions.ObjectLostError(ref, None, "")
+        return f"tokens of {refs}" if isinstance(refs, str) else [f"tokens of {ref}" for ref in refs]
 
     monkeypatch.setattr(ray, "get", get)
     one = LearnerRank.__new__(LearnerRank)
