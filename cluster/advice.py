@@ -6,6 +6,7 @@ in which a number was logged; a rule whose numbers are not there yet says nothin
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -90,38 +91,41 @@ class Advice(NamedTuple):
 
 
 class Series:
-    """The logged numbers of a run, step after step, looked up by field."""
+    """The logged numbers of a run that rules ask for, looked up by field: the first RECENT of each, and the last TREND."""
 
     def __init__(self) -> None:
-        self._values: dict[str, list[float]] = {}
+        self._first: dict[str, list[float]] = {}
+        self._last: dict[str, deque[float]] = {}
 
     def add(self, metrics: Mapping[str, float]) -> None:
         """One step's numbers by logged name; None counts as not logged."""
         for key, value in metrics.items():
             if isinstance(value, (int, float)):
-                self._values.setdefault(key, []).append(float(value))
+                self._last.setdefault(key, deque(maxlen=TREND)).append(float(value))
+                if len(first := self._first.setdefault(key, [])) < RECENT:
+                    first.append(float(value))
 
-    def values(self, field: str) -> list[float]:
-        """All values of a field."""
-        return self._values.get(name(field), [])
+    def last(self, field: str) -> list[float]:
+        """The last values of a field, at most TREND."""
+        return list(self._last.get(name(field), ()))
 
     def recent(self, field: str, count: int = RECENT) -> float | None:
         """Mean of the last `count` values; None while there are fewer."""
-        return _mean(self.values(field)[-count:], count)
+        return _mean(self.last(field)[-count:], count)
 
     def first(self, field: str) -> float | None:
         """Mean of the first RECENT values."""
-        return _mean(self.values(field)[:RECENT], RECENT)
+        return _mean(self._first.get(name(field), []), RECENT)
 
     def before(self, field: str) -> float | None:
         """Mean of the RECENT values with which the last TREND begin."""
-        values = self.values(field)
-        return _mean(values[-TREND:][:RECENT], RECENT) if len(values) >= TREND else None
+        values = self.last(field)
+        return _mean(values[:RECENT], RECENT) if len(values) == TREND else None
 
     def middle(self, field: str) -> float | None:
         """Mean of the last TREND values but for the first and last RECENT."""
-        values = self.values(field)
-        return _mean(values[-TREND + RECENT : -RECENT], 1) if len(values) >= TREND else None
+        values = self.last(field)
+        return _mean(values[RECENT:-RECENT], 1) if len(values) == TREND else None
 
     def flat(self) -> bool:
         """Whether the reward did not rise over the last TREND steps."""
