@@ -28,6 +28,7 @@ FLAT = 0.01  # a reward that rose by less over TREND steps did not rise
 FEW_INFORMATIVE = 0.1
 LONGER = 1.15  # resp_len against TREND steps ago
 CLIP_TINY, CLIP_LARGE = 1e-4, 0.6
+EXPLAINED = 0.1  # explained variance of the values, below which they say next to nothing
 ENTROPY_LEFT, SOLVED = 0.1, 0.95  # share of the first entropy; share of right answers at which a low entropy is no loss
 MISMATCH_GROWN = 3.0
 MISMATCH_FLOOR = {"float32": 1e-3}  # nats; below it rounding explains the difference, as it does in 16 bits below the next
@@ -269,6 +270,15 @@ def mismatch_growing(series: Series, facts: Facts) -> Finding | None:
     return evidence, "--engine_dtype float32, or a lower --lr"
 
 
+def critic_lost(series: Series, facts: Facts) -> Finding | None:
+    """The value model, once trained, no longer says which answers will be right, and the policy follows its errors."""
+    explained, frozen, right = (series.recent(f) for f in ("train.critic.explained_variance", "train.critic.frozen", "buffer.right"))
+    if explained is None or explained >= EXPLAINED or frozen or not series.flat() or (right is not None and right >= SOLVED):
+        return None
+    numbers = f"{name('train.critic.explained_variance')} is {explained:.2f} and {name('buffer.reward')} does not rise"
+    return f"{numbers}: the policy outruns its critic", "a lower learning rate (--lr), a third at first, or --adv_norm none"
+
+
 def truncated(series: Series, facts: Facts) -> Finding | None:
     """The generation budget cuts many answers off."""
     share = series.recent("buffer.truncated")
@@ -331,7 +341,7 @@ def generators_starve(series: Series, facts: Facts) -> Finding | None:
 RULES: dict[str, Rule] = {
     rule.__name__: rule
     for rule in (
-        too_easy, too_hard, same_reward, length_bias, clip_tiny, clip_large, entropy_collapse, mismatch_growing, truncated,
+        too_easy, too_hard, same_reward, length_bias, clip_tiny, clip_large, entropy_collapse, mismatch_growing, critic_lost, truncated,
         verifier_errors, verifier_timeouts, learner_starves, generators_starve,
     )
 }  # fmt: skip

@@ -115,6 +115,11 @@ CASES: dict[str, tuple[Course, Facts, Course, Facts, tuple[str, ...]]] = {
         lambda p, s: {"train.mismatch.mean_abs": 0.01 + 0.03 * p}, FACTS,  # of the size that a policy one batch old differs by
         ("drift apart", "--mismatch tis"),
     ),
+    "critic_lost": (
+        lambda p, s: flat(p, s) | {"train.critic.frozen": 0, "train.critic.explained_variance": 0.4 - 0.4 * p}, FACTS,
+        lambda p, s: flat(p, s) | {"train.critic.frozen": 1, "train.critic.explained_variance": 0.0}, FACTS,  # it is pre-trained
+        ("explained_variance is 0.0", "outruns its critic", "--lr", "--adv_norm none"),
+    ),
     "truncated": (
         lambda p, s: {"buffer.truncated": 0.4}, FACTS,
         lambda p, s: {"buffer.truncated": 0.1}, FACTS,
