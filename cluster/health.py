@@ -19,14 +19,13 @@ from typing import Any
 import ray
 
 from cluster.services import Services, as_coroutine
+from rollout.engine_errors import EngineDeadError, EngineError
 
 HEAR_OUT_SECONDS = 15.0
 DEADLINE_SLACK = 30.0  # seconds beyond a deadline of an actor's own, after which the actor is taken to hang
 LOOK_SECONDS = 5.0  # between two looks at whether an actor that starts has a place
 NODE_SECONDS = 10.0  # after the loss of an actor, in which that of its node is known
 GONE = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)  # an actor, or what it gave, is lost with its process or node
-DEAD_ENGINE = ("EngineDeadError", "EngineGenerateError")
-"""What vLLM raises, in an actor that lives, when its own core is gone."""
 
 
 class RunFailed(RuntimeError):
@@ -230,7 +229,7 @@ def engine_is_gone(error: BaseException) -> bool:
     """Whether an error of a call says that the engine, and not this request, is at fault: its result may be lost with its node."""
     if isinstance(error, GONE):
         return True
-    return type(getattr(error, "cause", None)).__name__ in DEAD_ENGINE
+    return isinstance(getattr(error, "cause", None), EngineDeadError)
 
 
 def reason_of(error: BaseException) -> str:
@@ -241,7 +240,8 @@ def reason_of(error: BaseException) -> str:
         return "actor_died"
     if isinstance(error, ray.exceptions.ObjectLostError):
         return "data_lost"
-    return type(getattr(error, "cause", None) or error).__name__
+    cause = getattr(error, "cause", None) or error
+    return cause.kind if isinstance(cause, EngineError) else type(cause).__name__
 
 
 async def on_ranks(services: Services, method: str, *args: Any) -> list[Any]:

@@ -15,6 +15,7 @@ from rollout import chat
 from rollout.config import RolloutConfig
 from rollout.delta import HeldVersion
 from rollout.engine import Engine, VllmEngine
+from rollout.engine_errors import plainly
 from rollout.fake import FakeEngine
 from rollout.records import Completion, Group, Prompt, Sampling
 from rollout.weights import WeightManifest
@@ -67,6 +68,7 @@ class Rollout:
                 load_weights=load_weights,
             )
 
+    @plainly
     async def start(self) -> dict[str, Any]:
         """Start the engine; says where it runs and how long that took."""
         started = time.monotonic()
@@ -77,6 +79,7 @@ class Rollout:
         """The machine that it runs on."""
         return socket.gethostname()
 
+    @plainly
     async def generate(self, prompt: Prompt, attempt: int, sampling: Sampling) -> tuple[Receipt, Group]:
         """One group, or TimeoutError when it outlasts `group_timeout`."""
         started = time.monotonic()
@@ -96,16 +99,19 @@ class Rollout:
         if (uid, attempt) in self.running:
             self.running[uid, attempt].cancel()
 
+    @plainly
     async def answers(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
         """Answers outside of training: evaluation, and the check of log-probabilities."""
         return await self.engine.generate(prompt, sampling)
 
+    @plainly
     async def update(self, manifest: WeightManifest, data: np.ndarray | None = None, delta: bool = False) -> dict[str, Any]:
         """Load a version of the weights. `data`, where its host is not this one: the file's bytes, or those of its delta."""
         if data is not None:
             manifest = await asyncio.to_thread(self.held.take, manifest, data, delta=delta)
         return await self.engine.update(manifest)
 
+    @plainly
     async def sleep(self) -> None:
         """Give the device up to the learner until the next update."""
         await self.engine.sleep()
@@ -121,23 +127,28 @@ class Rollout:
 
     # -- the four calls of vLLM's weight-sync client (`nccl`, `ipc`) --------------------------------------------------
 
+    @plainly
     async def init_weight_transfer_engine(self, request: Any) -> None:
         """Join the trainer's transfer group."""
         await self._vllm().init_weight_transfer_engine(request)
 
+    @plainly
     async def start_weight_update(self) -> None:
         """Freeze requests and open an update."""
         await self._engine().pause()
         await self._vllm().start_weight_update()
 
+    @plainly
     async def update_weights(self, request: Any) -> None:
         """Receive weights."""
         await self._vllm().update_weights(request)
 
+    @plainly
     async def finish_weight_update(self) -> None:
         """Close the update; requests go on once the new version is known (`update_weight_version`)."""
         await self._vllm().finish_weight_update()
 
+    @plainly
     async def update_weight_version(self, version: str) -> None:
         """Book what follows under `version`, and let requests go on."""
         await self._vllm().update_weight_version(version)
