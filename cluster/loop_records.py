@@ -8,6 +8,7 @@ from cluster.evaluate import EvalStats
 from cluster.timeline import Use
 from cluster.weights import TransferStats
 from learner.buffer_records import CutBatch, StepSummary
+from learner.ledger import Ledger
 from learner.records import StepStats
 
 
@@ -49,3 +50,4 @@ class StepReport:
     times: StepTimes
     prompts: PromptTotals
     use: Use  # since the step before was reported
+    ledger: Ledger  # the books at its end, before the next groups were dispatched

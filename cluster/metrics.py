@@ -314,10 +314,10 @@ def ledger_record(ledger: Ledger) -> dict[str, float]:
     }
 
 
-def step_record(report: StepReport, ledger: Ledger) -> dict[str, float]:
+def step_record(report: StepReport) -> dict[str, float]:
     """Fields of everything that the loop reports of one step, and of the books at its end."""
     times = report.times
-    found = buffer_record(report.summary) | train_record(report.train) | ledger_record(ledger)
+    found = buffer_record(report.summary) | train_record(report.train) | ledger_record(report.ledger)
     found |= {
         "version": report.step,
         "tokens_per_second": report.summary.tokens / times.total if times.total > 0 else math.nan,

@@ -26,7 +26,6 @@ from cluster.runfolder import EVALUATIONS
 from cluster.samples import batch_weights, length_row, sample_row
 from cluster.sinks import ADVICE, LENGTHS, METRICS, Sinks, cut, read_rows
 from learner.buffer_records import StepSummary
-from learner.ledger import Ledger
 
 RESIDENT_SECONDS = 5.0  # between two measurements of all processes' memory, each of which takes milliseconds
 
@@ -50,7 +49,7 @@ class Recorder:
         self._resident = (-RESIDENT_SECONDS, 0)  # when it was measured, and the bytes
 
     def open(self, resume_step: int | None) -> None:
-        """Open the sinks; `resume_step` is the last step whose lines stay, None for a fresh run."""
+        """Open the sinks; `resume_step` is the last step whose lines stay (-1: none, that of step 0 neither), None for a fresh run."""
         config = self.cfg.model_dump(mode="json")
         name, note = self.run_dir.name, self.display.note
         self.sinks = Sinks.open(self.run_dir, self.cfg.log, config, resume_step, name=name, note=note)
@@ -75,10 +74,10 @@ class Recorder:
         """Seconds since this life of the run began."""
         return time.monotonic() - self.began
 
-    def step(self, report: StepReport, ledger: Ledger, life: int) -> None:
+    def step(self, report: StepReport, life: int) -> None:
         """One step into every sink."""
         assert self.sinks is not None
-        record: dict[str, float] = metrics.step_record(report, ledger)
+        record: dict[str, float] = metrics.step_record(report)
         record |= {"seconds_elapsed": self.elapsed(), "resident_gb": self.resident() / 2**30}
         if report.step == 1:
             record |= self.probe
@@ -88,7 +87,7 @@ class Recorder:
         if self.live is not None:
             self.live.set(self.last)
         self.alarm(report.summary)
-        append_snapshot(self.run_dir, ledger, life=life)
+        append_snapshot(self.run_dir, report.ledger, life=life)
         self.answers(report)
         for advice in self.adviser.step(report.step, self.last) if self.adviser is not None else ():
             self.display.note(str(advice))

@@ -160,7 +160,7 @@ class Session:
         self.tokenizer_folder = prepared.tokenizer_folder
         for note in prepared.notes:
             self.display.note(note)
-        self.record.open((saved.step if saved else 0) if resume else None)
+        self.record.open((saved.step if saved else -1) if resume else None)
         self.display.phase("starting the actors")
         services = await self.start(prepared)
         if saved is not None:
@@ -275,7 +275,7 @@ class Session:
             sync,
             health,
             evaluator,
-            report=lambda report: self.record.step(report, buffer.ledger, sync.attempt),
+            report=lambda report: self.record.step(report, sync.attempt),
             evaluated=self.evaluated,
             checkpoint=self.save,
             stages=self.display.stages,

@@ -39,6 +39,7 @@ def report(step: int, truncated: float) -> StepReport:
         times=StepTimes(1.0, 0.5, 0.1, 0.0, 0.0, 0.25, 2.0),
         prompts=PromptTotals(1, 0, 0),
         use=Use(2.1, 1.0, 0.2, 0.5, 0.1, 0.4),
+        ledger=Ledger(),
     )
 
 
@@ -54,7 +55,7 @@ def record_steps(run_dir: Path, steps: range, truncated: float, resume: int | No
     recorder.open(resume)
     recorder.live = Live("r", Gauge)
     for step in steps:
-        recorder.step(report(step, truncated), Ledger(), 0)
+        recorder.step(report(step, truncated), 0)
     recorder.close()
     return shown.getvalue()
 
