@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import ray
 
-from learner.checkpoint import check_checkpoint
 from rollout.errors import UserError
 from rollout.records import Completion, Group, Prompt, Span
 from verifier.records import ScoredGroup
@@ -145,6 +144,8 @@ def read(folder: Path) -> Saved:
     for name, expected in files.items():
         if not (folder / name).is_file() or _checksum(folder / name) != expected:
             raise UserError(f"{folder / name} is missing or damaged (its checksum differs from the one written with it)")
+    from learner.checkpoint import check_checkpoint  # here: it brings torch, which a fresh run's controller does without
+
     check_checkpoint(folder / LEARNER)
     controller = json.loads((folder / CONTROLLER).read_text())
     with np.load(folder / GROUPS, allow_pickle=False) as arrays:

@@ -6,20 +6,21 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cluster.config import RunConfig, resolved_objective
 from cluster.services import ModelFacts
 from learner.config import ObjectiveConfig
-from learner.model import check_value_model
-from learner.step import LearnerSettings
+from learner.settings import LearnerSettings
 from learner.variants import inert_clip
-from learner.warmup import Example
 from rollout import chat, tiny
 from rollout.engine import context_length
 from rollout.prompts import PromptStream
+
+if TYPE_CHECKING:
+    from learner.warmup import Example
 
 TINY = "tiny"
 
@@ -76,6 +77,8 @@ def prepare(cfg: RunConfig, run_dir: Path) -> Prepared:
         critic=cfg.critic,
     )
     if objective.baseline == "critic" and cfg.critic.value_model is not None:
+        from learner.model import check_value_model
+
         check_value_model(cfg.critic.value_model, folder, cfg.model.trust_remote_code)
     stream = PromptStream(cfg.data, tokenizer, cfg.seed, run_dir)
     return Prepared(facts, settings, tokenizer, str(tokenizer_folder), stream, warm_folder, notes_of(cfg, objective))

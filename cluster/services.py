@@ -17,7 +17,7 @@ import ray
 from cluster.config import RunConfig
 from cluster.placement import Places, bundles, counts
 from learner.actor import LearnerRank
-from learner.step import LearnerSettings
+from learner.settings import LearnerSettings
 from rollout.actor import Rollout
 from verifier.actor import VerifierActor
 

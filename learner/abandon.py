@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Abandoned(RuntimeError):
@@ -27,6 +28,8 @@ class Abandonment:
 
     def check(self) -> None:
         """A collective, between two micro-batches. Raises Abandoned on every rank when one of them was asked."""
+        import torch  # here: the controller, which knows Abandoned, does without it
+
         asked = torch.tensor(float(self._asked.is_set()))
         self._agree(asked)
         if asked > 0:

@@ -2,6 +2,8 @@
 
 Every method but `address`, `progress`, `abandon`, `fetch`, `release`, `read_published` and `pids` is a collective: the controller
 calls it on all ranks at once. The actor has two threads, so that `progress` and `abandon` can be called while a rank works.
+
+What needs torch is imported in the actor's own process, not by whoever names the class: the controller does without its seconds.
 """
 
 from __future__ import annotations
@@ -11,22 +13,25 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
-import torch
-import torch.distributed as dist
 
 from learner.allocator import keep_freed_memory
-from learner.pack import Answer
-from learner.publish import ShmPublisher, VllmPublisher, read_file
 from learner.records import Batch, StepStats, TrainGroup
-from learner.step import Learner, LearnerSettings
-from learner.warmup import Example, WarmupStep, sft_steps
+from learner.settings import LearnerSettings
 from rollout.records import Completion, Prompt
 from rollout.weights import WeightManifest
 from verifier.records import ScoredGroup
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+    from learner.publish import ShmPublisher, VllmPublisher
+    from learner.step import Learner
+    from learner.warmup import Example, WarmupStep
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
@@ -35,6 +40,8 @@ class LearnerRank:
     """Rank `rank` of `ranks`. `publish_dtype` is the engines' dtype, in which weights travel; `deltas`: whether as what changed."""
 
     def __init__(self, rank: int, ranks: int, settings: LearnerSettings, *, publish_dtype: str, threads: int, deltas: bool = False) -> None:
+        import torch
+
         self.rank = rank
         self.ranks = ranks
         self.settings = settings
@@ -60,6 +67,11 @@ class LearnerRank:
 
     def start(self, address: str, port: int) -> dict[str, Any]:
         """Join the process group and load the shards. `address` and `port` are those of rank 0; one rank alone needs neither."""
+        import torch.distributed as dist
+
+        from learner.publish import ShmPublisher
+        from learner.step import Learner
+
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         store = self._store(address, port)
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks, timeout=COLLECTIVE_TIMEOUT)
@@ -70,6 +82,8 @@ class LearnerRank:
 
     def _store(self, address: str, port: int) -> dist.Store:
         """Where the ranks meet. A store left to itself would listen on every network card."""
+        import torch.distributed as dist
+
         if self.ranks == 1:
             return dist.HashStore()
         listener = self._listener.detach() if self._listener is not None else None
@@ -85,6 +99,8 @@ class LearnerRank:
 
     def _use_device(self) -> None:
         if self.device.type == "cuda":  # the current device belongs to the thread, and calls come on several
+            import torch
+
             torch.cuda.set_device(self.device)
 
     def _started(self) -> Learner:
@@ -125,6 +141,7 @@ class LearnerRank:
 
     def warm_up(self, batches: Sequence[Sequence[Example]], lr: float) -> list[WarmupStep]:
         """The supervised phase."""
+        from learner.warmup import sft_steps
 
         def note(step: WarmupStep) -> None:
             self._progress = step
@@ -137,6 +154,8 @@ class LearnerRank:
 
     def logprobs(self, prompt: Prompt, completions: Sequence[Completion]) -> list[np.ndarray]:
         """The policy's log-probabilities of answers that an engine gave (float32, one array per answer)."""
+        from learner.pack import Answer
+
         return self._started().logprobs([Answer.of(prompt, c) for c in completions])
 
     # -- weights ----------------------------------------------------------------------------------------------------
@@ -157,10 +176,14 @@ class LearnerRank:
 
     def read_published(self, manifest: WeightManifest, delta: bool = False) -> np.ndarray:
         """The bytes of a version, or of its delta, for engines on another host."""
+        from learner.publish import read_file
+
         return read_file(manifest, delta=delta)
 
     def join_transfer(self, backend: str, engines: Sequence[Any], workers: int, address: str, port: int) -> None:
         """Open vLLM's own transfer (`nccl`, `ipc`) to all engines; `workers` counts their GPUs."""
+        from learner.publish import VllmPublisher
+
         metadata = [(name, self.publish_dtype, tuple(tensor.shape)) for name, tensor in self._weights()]
         self.vllm = VllmPublisher(
             backend,
@@ -191,6 +214,8 @@ class LearnerRank:
 
     def export(self, folder: str, dtype: str, tokenizer_folder: str) -> None:
         """An ordinary Hugging Face checkpoint."""
+        import torch
+
         self._started().export(folder, dtype=getattr(torch, dtype), tokenizer_folder=tokenizer_folder)
 
     def pids(self) -> list[int]:
@@ -199,6 +224,8 @@ class LearnerRank:
 
     def stop(self) -> None:
         """Leave the process group and give shared memory back."""
+        import torch.distributed as dist
+
         if self.publisher is not None:
             self.publisher.close()
         if dist.is_initialized():

@@ -5,7 +5,9 @@ Shape legend: P prompt tokens, T tokens of one answer.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +16,18 @@ from rollout.config import DataConfig
 from rollout.errors import UserError
 
 Message = dict[str, str]
+TINY_MODEL_TYPE = "qwen3"  # the architecture of `model = tiny`
 
 
 def load_tokenizer(model: str, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a checkpoint folder or hub name. Raises UserError where there is none."""
-    from transformers import AutoTokenizer
+    if _is_tokenizer_json_alone(Path(model)):
+        from transformers import PreTrainedTokenizerFast as Kind
+    else:
+        from transformers import AutoTokenizer as Kind
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+        tokenizer = Kind.from_pretrained(model, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
@@ -30,6 +36,25 @@ def load_tokenizer(model: str, trust_remote_code: bool = False) -> Any:
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # without files transformers makes one that knows no text
         raise UserError(f"model.model = {model!r} has no tokenizer files: copy tokenizer.json and tokenizer_config.json into it")
     return tokenizer
+
+
+def _is_tokenizer_json_alone(folder: Path) -> bool:
+    """Whether a folder has its tokenizer in `tokenizer.json` and nowhere else, as a tiny model's has.
+
+    Then transformers' registry of tokenizer classes, which takes seconds to import torch, is not needed.
+    """
+    kind, config = (_json(folder / name) for name in ("tokenizer_config.json", "config.json"))
+    own = kind.get("tokenizer_class") == "TokenizersBackend" and "auto_map" not in kind
+    return own and config.get("model_type") == TINY_MODEL_TYPE and (folder / "tokenizer.json").is_file()
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A file's object; an empty one where it is missing or damaged, of which whoever needs it will tell."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def require_template(tokenizer: Any, config: DataConfig, model: str | None = None) -> None:
@@ -92,6 +117,8 @@ def _render(tokenizer: Any, messages: list[Message], template: dict[str, Any]) -
 
 def generation_eos(model: str) -> list[int]:
     """End-of-sequence ids of the checkpoint's generation config; empty where it has none."""
+    if Path(model).is_dir():
+        return _ids(_json(Path(model, "generation_config.json")).get("eos_token_id"))
     from transformers import GenerationConfig
 
     try:
