@@ -182,8 +182,11 @@ def begin(folder: Path, want: dict[str, Any], build: Builder) -> str:
     removing = folder.with_name(folder.name + ".removing")  # moved in one step: a half-removed environment is never found in its place
     if folder.exists():
         build.say(f"removing {folder}, which is unfinished or of another kind")
-        shutil.rmtree(removing, ignore_errors=True)
-        os.rename(folder, removing)
+        if folder.is_symlink():
+            folder.unlink()  # another checkout's environment, which is not ours to remove
+        else:
+            shutil.rmtree(removing, ignore_errors=True)
+            os.rename(folder, removing)
     shutil.rmtree(removing, ignore_errors=True)
     folder.mkdir(parents=True)
     record(folder, {"state": "building"})
