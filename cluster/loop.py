@@ -83,6 +83,8 @@ class Loop:
         self.generation = Generation(config, services, stream, buffer, sync, health, self.timeline)
         if config.rollout.weight_update == "drained":
             sync.drained = self.generation.drained
+        if config.rollout.max_staleness:  # the loop may be training, and no group under way whose end would send the next
+            sync.ready = self.generation.dispatch
         self.doing, self._since = "starts", time.monotonic()
         self.watchdog = Watchdog(config.cluster.watchdog_seconds, health.note)
         self.evaluation_due = False

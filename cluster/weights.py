@@ -54,6 +54,7 @@ class WeightSync:
         self.versions = [-1] * len(services.engines)
         self.attempt = 0
         self.drained: Callable[[int], AbstractAsyncContextManager[float]] = at_once
+        self.ready: Callable[[], None] = lambda: None  # told when an engine has new weights, and so may be given more
         self._held: dict[int, tuple[Any, tuple[int, int]]] = {}  # engines on other hosts, and the version that each keeps a copy of
         self._joined = False
 
@@ -110,7 +111,10 @@ class WeightSync:
     async def _load_one(self, index: int, manifest: WeightManifest) -> dict[str, Any] | None:
         async with self.drained(index) as seconds:
             report = await self._load_now(index, manifest)
-        return None if report is None else report | {"seconds_drained": seconds}
+        if report is None:
+            return None
+        self.ready()
+        return report | {"seconds_drained": seconds}
 
     async def _load_now(self, index: int, manifest: WeightManifest) -> dict[str, Any] | None:
         engine = self.services.engines[index]
@@ -159,6 +163,7 @@ class WeightSync:
             await on_ranks(self.services, "send")
             await self.services.each(self.services.engines, "update_weight_version", str(version))
             self.versions = [version] * len(self.versions)
+        self.ready()
         seconds = time.monotonic() - paused
         return TransferStats(version, 0, 0, seconds, max(drained), seconds, time.monotonic() - started)
 
