@@ -133,7 +133,7 @@ class CriticConfig(BaseModel):
 
     value_model: str | None = Field(None, description="checkpoint folder or hub name that the value model starts from, of the policy's architecture; default: what the policy starts from")
     value_pretrain: int = Field(0, ge=0, description="batches on which the value model alone is trained, with Monte-Carlo returns, before the policy moves for --steps more")
-    value_lr: float | None = Field(None, gt=0, description="learning rate of the value model, constant after lr_warmup_steps; default: 3 · lr")
+    value_lr: float | None = Field(None, gt=0, description="learning rate of the value model, constant after lr_warmup_steps; default: 10 · lr")
     value_epochs: Positive = Field(3, description="passes of the value model over each batch; those beyond epochs come after the policy's steps and move the value model alone")
     value_coef: float = Field(1.0, gt=0, description="weight of the value's loss, ½ (V - R)² averaged over all tokens of the step")
     value_clip: float | None = Field(None, gt=0, description="a value counts as moved by at most this within a batch; default: off")

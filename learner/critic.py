@@ -29,7 +29,7 @@ from learner.parts import MicroBatch, Part
 from learner.settings import LearnerSettings
 
 Reduce = Callable[[Tensor], None]
-VALUE_RATE = 3.0  # of the policy's learning rate: with value_epochs passes a batch, the faster of the two
+VALUE_RATE = 10.0  # of the policy's learning rate: the value model has to keep up with a policy that moves
 SUMS = ("loss", "clipped", "nll", "nll_push", "policy_push")
 
 

@@ -50,7 +50,16 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
     "vc-ppo": {**_CRITIC, "gae_lambda": 0.95},
     # gae_length_alpha stands in the place of gae_lambda
-    "vapo": {**_CRITIC, "gae_length_alpha": 0.05, "positive_nll": 0.1, "clip_high": 0.28, "loss_agg": "token-mean", "kl_coef": 0.0},
+    # Advantages as they are: divided by their spread, some 0.1 where lambda is near 0, they leave positive_nll a tenth of its weight.
+    "vapo": {
+        **_CRITIC,
+        "adv_norm": "none",
+        "gae_length_alpha": 0.05,
+        "positive_nll": 0.1,
+        "clip_high": 0.28,
+        "loss_agg": "token-mean",
+        "kl_coef": 0.0,
+    },
 }
 """Variant -> the flags of objective and critic that it sets, by their bare names; any of them a later flag overrides."""
 

@@ -43,7 +43,7 @@ RESOLVED: dict[str, dict[str, Any]] = {
     "gdpo": {"clip_high": 0.2, "reward_norm": "gdpo"},
     "olmo3": {"clip_high": 0.272, "filter_groups": True, "kl_coef": 0.0, "adv_norm": "none", "mismatch": "tis"},
     "vc-ppo": {"clip_high": 0.2, "baseline": "critic", "adv_norm": "batch"},
-    "vapo": {"clip_high": 0.28, "baseline": "critic", "adv_norm": "batch", "kl_coef": 0.0},
+    "vapo": {"clip_high": 0.28, "baseline": "critic", "adv_norm": "none", "kl_coef": 0.0},
 }  # fmt: skip
 
 
