@@ -75,6 +75,7 @@ def prepare(cfg: RunConfig, run_dir: Path) -> Prepared:
         reference=str(warm_folder) if cfg.warmup.warmup_steps else folder,
         reward_weights=tuple(cfg.verify.reward_weights.values()) or None,
         critic=cfg.critic,
+        seed=cfg.seed,
     )
     if objective.baseline == "critic" and cfg.critic.value_model is not None:
         from learner.model import check_value_model

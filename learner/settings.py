@@ -47,6 +47,7 @@ class LearnerSettings:
 
     `reference` is the checkpoint of the reference model (default: `model`), loaded only where a KL term has a weight.
     `critic` is used with `objective.baseline` critic alone; the value model starts from `critic.value_model`, else as the reference does.
+    `seed` is that of torch's random numbers (dropout), which are otherwise other ones in every process.
     `total_steps` counts the policy's optimiser steps of the whole run, for the schedule.
     """
 
@@ -61,3 +62,4 @@ class LearnerSettings:
     reference: str | None = None
     reward_weights: tuple[float, ...] | None = None
     critic: CriticConfig = field(default_factory=CriticConfig)
+    seed: int = 0

@@ -45,6 +45,7 @@ class Learner:
         self.settings = settings
         self.device = device
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(settings.seed)
         self.replicas = settings.config.learner_replicas
         self.mesh = make_mesh(device, self.replicas)
         self.policy = load_policy(settings.model, settings.config, mesh=self.mesh, device=device)

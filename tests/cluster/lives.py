@@ -247,7 +247,10 @@ def fork(life: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Lives until the input ends."""
     import cluster.checkpoint
-    import cluster.run  # noqa: F401
+    import cluster.run
+    import learner.publish
+    import learner.step
+    import learner.warmup  # noqa: F401  # with torch, which the run's modules leave to the learner's process
 
     for line in sys.stdin:
         print(json.dumps(fork(json.loads(line))), flush=True)

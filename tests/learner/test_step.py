@@ -92,6 +92,15 @@ def test_training_raises_the_probability_of_rewarded_answers(tiny: Path, making:
     assert gain[right].mean() > 0.3 and gain[~right].mean() < -0.3
 
 
+def test_random_numbers_begin_at_the_seed_whatever_the_process_has_drawn(tiny: Path, making: ModuleType) -> None:
+    states = []
+    for drawn, seed in ((1, 5), (2, 5), (1, 6)):
+        torch.manual_seed(drawn)
+        making.make_learner(tiny, seed=seed)
+        states.append(torch.get_rng_state())
+    assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
+
+
 def test_old_is_the_policy_when_the_batch_began(tiny: Path, making: ModuleType) -> None:
     learner = making.make_learner(tiny, optim=dict(minibatches=2, epochs=2, lr=1e-2), objective=dict(kl_coef=0))
     stats = learner.train_batch(making.make_batch([making.make_group(i) for i in range(4)]))
