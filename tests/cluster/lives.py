@@ -247,7 +247,7 @@ def fork(life: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Lives until the input ends."""
     import cluster.checkpoint
-    import cluster.run
+    import cluster.run  # noqa: F401
     import learner.publish
     import learner.step
     import learner.warmup  # noqa: F401  # with torch, which the run's modules leave to the learner's process
