@@ -113,6 +113,7 @@ def _model(cfg: RunConfig) -> Iterator[tuple[Finding, Any]]:
 
 def _value_model(cfg: RunConfig, name: str) -> Finding:
     from learner.settings import other_shape
+    from rollout.chat import TINY_MODEL_TYPE
 
     try:
         settings, place = hub.model_settings(name, "critic.value_model")
@@ -125,7 +126,7 @@ def _value_model(cfg: RunConfig, name: str) -> Finding:
     except (hub.Unseen, UserError):
         policy = {}  # told of the model itself
     if cfg.model.model == "tiny":
-        policy = {"model_type": "qwen3", "hidden_size": cfg.model.tiny_hidden, "num_hidden_layers": cfg.model.tiny_layers}
+        policy = {"model_type": TINY_MODEL_TYPE, "hidden_size": cfg.model.tiny_hidden, "num_hidden_layers": cfg.model.tiny_layers}
     wrong = other_shape(name, settings, policy)
     return Finding("problem", "model", wrong) if wrong else Finding("ok", "model", f"{name} ({place}): the value model starts from it")
 
