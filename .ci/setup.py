@@ -119,7 +119,8 @@ class Builder:
         self.folder, self.lock = folder, lock
         self.python = str(folder / "bin" / "python")
         self.started = time.monotonic()
-        drop = ("PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_REQUIRE_HASHES")
+        # PYTHONDONTWRITEBYTECODE may hold for what is run later; without byte code here every start would take two to three times as long.
+        drop = ("PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_REQUIRE_HASHES")
         self.env = {key: value for key, value in os.environ.items() if key not in drop}
         self.env.update(PIP_USER="0", PIP_NO_INPUT="1", PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_REQUIRE_VIRTUALENV="0", OMP_NUM_THREADS="1")
 

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 
@@ -50,6 +50,14 @@ class EngineLoad:
         now = self._clock()
         self._idle += (now - self._since) * self.groups.count(0) / len(self.groups)
         self._since = now
+
+
+class Sent(NamedTuple):
+    """A group at an engine: the actor that was asked, which may have been replaced since, and references to receipt and group."""
+
+    engine: Any
+    receipt: Any
+    group: Any
 
 
 class Generation:
@@ -105,7 +113,11 @@ class Generation:
             self._last_chances[prompt.uid] = index
         attempt = self.buffer.dispatch(prompt.uid, index, self.sync.versions[index])
         self.load.add(index, 1)
-        task = asyncio.ensure_future(self._follow(prompt, attempt, index))
+        self.timeline.begin("engines", (prompt.uid, attempt))
+        # Sent here, so that the engine has begun with the first group while the last of a batch is still drawn.
+        engine = self.services.engines[index]
+        sent = Sent(engine, *engine.generate.options(num_returns=2).remote(prompt, attempt, self.sampling))
+        task = asyncio.ensure_future(self._follow(prompt, attempt, index, sent))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -120,14 +132,14 @@ class Generation:
                 return index
         return None
 
-    async def _follow(self, prompt: Prompt, attempt: int, index: int) -> None:
+    async def _follow(self, prompt: Prompt, attempt: int, index: int, sent: Sent) -> None:
         """One group on its way."""
         tokens = 0
         try:
-            receipt, group = await self._generate(prompt, attempt, index)
+            receipt = await self._receipt(prompt.uid, attempt, index, sent)
             tokens = receipt.tokens
             self.buffer.generated(prompt.uid, attempt)
-            summary, scored = await self._verify(group, prompt.uid, attempt)
+            summary, scored = await self._verify(sent.group, prompt.uid, attempt)
             self.timeline.worked("verifiers", summary.seconds_verify)
             self.buffer.scored(prompt.uid, attempt, summary, scored)
         except (ray.exceptions.RayError, TimeoutError) as error:
@@ -140,27 +152,25 @@ class Generation:
         if self.error is None:
             self.dispatch()
 
-    async def _generate(self, prompt: Prompt, attempt: int, index: int) -> tuple[Receipt, Any]:
-        """The receipt, and a reference to the group. An engine that is gone, or does not keep its own deadline, is replaced."""
-        actor, limit = self.services.engines[index], self.config.rollout.group_timeout + DEADLINE_SLACK
+    async def _receipt(self, uid: int, attempt: int, index: int, sent: Sent) -> Receipt:
+        """The receipt, once the group is there. An engine that is gone, or does not keep its own deadline, is replaced."""
+        limit = self.config.rollout.group_timeout + DEADLINE_SLACK
         seconds = None
-        self.timeline.begin("engines", (prompt.uid, attempt))
         try:
-            ref, group = actor.generate.options(num_returns=2).remote(prompt, attempt, self.sampling)
-            receipt: Receipt = await asyncio.wait_for(as_coroutine(ref), limit)
+            receipt: Receipt = await asyncio.wait_for(as_coroutine(sent.receipt), limit)
             seconds = receipt.seconds
-            return receipt, group
+            return receipt
         except ray.exceptions.RayError as error:  # first: an actor's own TimeoutError is one of these and a TimeoutError
             if engine_is_gone(error):
-                self.health.engine_lost(index, actor, reason_of(error))
+                self.health.engine_lost(index, sent.engine, reason_of(error))
             raise
         except TimeoutError:
-            self.health.engine_lost(index, actor, f"no answer within {limit:g} s")
+            self.health.engine_lost(index, sent.engine, f"no answer within {limit:g} s")
             raise
         finally:
-            self.timeline.end("engines", (prompt.uid, attempt), seconds)
+            self.timeline.end("engines", (uid, attempt), seconds)
             self.load.add(index, -1)
-            self._last_chances.pop(prompt.uid, None)
+            self._last_chances.pop(uid, None)
             self._left.set()
 
     @asynccontextmanager

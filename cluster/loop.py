@@ -138,7 +138,7 @@ class Loop:
                 times, use, totals = self._times(started), self.timeline.cut(), self._prompt_totals()
                 transfers, self._arrived = together(self._arrived), []
                 books = copy.deepcopy(self.buffer.ledger)
-                await self.go_ahead()
+                self.generation.dispatch()  # engines work while the step is written down
                 self.report(StepReport(self.step, batch, summary, train, transfers, evaluation, times, totals, use, books))
                 await self._timed("checkpoint", self.save())  # last, so that it holds all that was said of the step
         finally:
@@ -174,12 +174,6 @@ class Loop:
                 return None
             await self._next_change()
         return None
-
-    async def go_ahead(self) -> None:
-        """The next groups on their way, so that engines work while the step is written down."""
-        if self.step < self.config.batches:
-            self.generation.dispatch()
-            await asyncio.sleep(0)  # what was dispatched is sent in the loop's next turn
 
     async def fetch(self, batch: CutBatch) -> bool:
         """The batch's tokens into the learner ranks; False when some are lost: these groups are generated again at their places."""
