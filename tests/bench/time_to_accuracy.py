@@ -2,6 +2,7 @@
 
 Model, prompts and their order, group size, batch, learning rate and objective are the same, no group is filtered, and both are on-policy;
 each side has its own system on both cores. Evaluation and start-up are left out of the time, and start-up is printed. Three seeds.
+The limit is what vLLM alone takes to generate as many tokens as ours did: with on-policy batches nothing can be faster on this engine.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from cluster.config import RunConfig
 from cluster.load import load
 from rollout import chat
 from rollout.prompts import PromptStream
+from tests.bench.engine_alone import engine_alone
 from tests.bench.rows import Row, compare
 from tests.bench.warmed import ADDITION, warmed
 
 SEEDS, ACCURACY = (0, 1, 2), 0.90
+ALONE = 5  # batches that the engine alone is measured with
 # What TRL's GRPO with `beta = 0` and `loss_type = dapo` computes.
 SAME = ["--variant", "grpo", "--kl_coef", "0", "--filter_groups", "false", "--loss_agg", "token-mean", "--std_ddof", "1"]
 SAME += ["--std_eps", "1e-4"]
@@ -34,12 +38,13 @@ SYSTEM = ["--engine_threads", "2", "--learner_threads", "2", "--sample_groups", 
 
 @dataclass(frozen=True)
 class Reached:
-    """A training that came to the accuracy: its steps, the seconds of training, and those before it."""
+    """A training that came to the accuracy: its steps, the seconds of training and those before it, and (ours) the tokens generated."""
 
     steps: int
     seconds: float
     start: float
     last: float
+    tokens: int = 0
 
 
 def job_of(cfg: RunConfig, model: str, seed: int) -> dict[str, Any]:
@@ -56,12 +61,9 @@ def job_of(cfg: RunConfig, model: str, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def reached(rows: list[tuple[int, float, float]], start: float) -> Reached | None:
-    """From (step, seconds, accuracy) of the evaluations so far."""
-    for step, seconds, accuracy in rows:
-        if accuracy >= ACCURACY:
-            return Reached(step, seconds, start, accuracy)
-    return None
+def reached(rows: list[Reached]) -> Reached | None:
+    """The first of the evaluations so far that is there."""
+    return next((row for row in rows if row.last >= ACCURACY), None)
 
 
 def trl(job: dict[str, Any], folder: Path) -> Reached | None:
@@ -70,7 +72,7 @@ def trl(job: dict[str, Any], folder: Path) -> Reached | None:
     env = {**os.environ, "OMP_NUM_THREADS": str(job["threads"])}
     subprocess.run([sys.executable, "-m", "tests.bench.trl_run", str(folder / "job.json"), str(folder / "trl.jsonl")], env=env, check=True)
     lines = [json.loads(line) for line in (folder / "trl.jsonl").read_text().splitlines()]
-    return reached([(x["step"], x["seconds"], x["accuracy"]) for x in lines], lines[0]["start"])
+    return reached([Reached(x["step"], x["seconds"], lines[0]["start"], x["accuracy"]) for x in lines])
 
 
 def ours(flags: list[str], folder: Path) -> Reached | None:
@@ -82,25 +84,33 @@ def ours(flags: list[str], folder: Path) -> Reached | None:
     found: Reached | None = None
     while process.poll() is None and found is None:
         time.sleep(0.5)
-        found = reached(*evaluations(run_dir))
+        found = reached(evaluations(run_dir))
     if process.poll() is None:
         os.kill(process.pid, signal.SIGINT)
         process.wait(120)
     elif process.returncode:
         raise RuntimeError(f"winnow train ended with {process.returncode} after {time.monotonic() - started:.0f} s")
-    return found or reached(*evaluations(run_dir))
+    return found or reached(evaluations(run_dir))
 
 
-def evaluations(run_dir: Path) -> tuple[list[tuple[int, float, float]], float]:
-    """(step, seconds of training, accuracy) of every evaluation so far, and the seconds before the first step."""
-    file, seconds, found, start = run_dir / "metrics.jsonl", 0.0, [], 0.0
+def evaluations(run_dir: Path) -> list[Reached]:
+    """What each evaluation so far found."""
+    file, seconds, found, start = run_dir / "metrics.jsonl", 0.0, list[Reached](), 0.0
     lines = file.read_text().splitlines() if file.exists() else []
     for row in map(json.loads, lines):
         start = start or row["time/elapsed"] - row["time/between_reports"]
         seconds += row["time/between_reports"] - row["time/eval"]
         if "eval/greedy" in row:
-            found.append((row["step"], seconds, row["eval/greedy"]))
-    return found, start
+            found.append(Reached(row["step"], seconds, start, row["eval/greedy"], row["ledger/tokens_received"]))
+    return found
+
+
+def engine_rate(flags: list[str]) -> float:
+    """Tokens/s of the engine alone on such batches, from the weights that training begins with; the first batch is left out."""
+    with engine_alone(flags, ALONE) as alone:
+        size = len(alone.prompts) // ALONE
+        done = [alone.direct(alone.prompts[i * size : (i + 1) * size]) for i in range(ALONE)][1:]
+    return sum(tokens for tokens, _ in done) / sum(seconds for _, seconds in done)
 
 
 def race(name: str, flags: list[str], bar: float) -> list[Row]:
@@ -122,9 +132,12 @@ def race(name: str, flags: list[str], bar: float) -> list[Row]:
         each = ", ".join(f"{r.steps} steps of {r.seconds / r.steps:.2f} s" for r in rows)
         return f"{each}; start {min(r.start for r in rows):.0f} s"
 
+    rate = engine_rate(own)
+    limit = median(r.tokens / rate for r in mine)
     note = f"ours {of(mine)}; TRL {of(theirs)}; both on-policy, unfiltered, {cfg.buffer.batch_size} × {cfg.rollout.group_size} answers"
+    note += f"; limit: the tokens of ours at the {rate:,.0f} tokens/s of vLLM alone"
     times = [r.seconds for r in mine], [r.seconds for r in theirs]
-    return [compare(name, "s", *times, higher_is_better=False, least_ratio=bar, note=note)]
+    return [compare(name, "s", *times, limit=limit, higher_is_better=False, least_ratio=bar, note=note)]
 
 
 def run() -> list[Row]:
