@@ -176,18 +176,17 @@ class Loop:
         return None
 
     async def fetch(self, batch: CutBatch) -> bool:
-        """The batch's tokens into the learner ranks; False when some are lost: these groups are generated again at their places."""
+        """The batch into the learner ranks; False when some are lost: these groups are generated again at their places."""
+        size = self.config.rollout.group_size
+        groups = (*map(TrainGroup.of, batch.summaries), *(TrainGroup.filler(-1 - i, size) for i in range(batch.fillers)))
         refs = dict(zip(batch.uids, batch.payloads, strict=True))
-        lost = sorted({uid for uids in await on_ranks(self.services, "fetch", self._groups(batch), refs) for uid in uids})
+        found = await on_ranks(self.services, "fetch", batch.index, groups, batch.summaries[0].names, refs)
+        lost = sorted({uid for uids in found for uid in uids})
         for uid in lost:
             self.buffer.payload_lost(uid)
         if lost:
             self.health.note(f"the data of {len(lost)} kept groups are lost with their node (the first is {lost[0]}): generated again")
         return not lost
-
-    def _groups(self, batch: CutBatch) -> tuple[TrainGroup, ...]:
-        size = self.config.rollout.group_size
-        return (*(TrainGroup.of(s) for s in batch.summaries), *(TrainGroup.filler(-1 - i, size) for i in range(batch.fillers)))
 
     async def rejoin(self) -> None:
         """Engines that were made again get the present weights, between two transfers and while no rank trains."""
@@ -223,11 +222,10 @@ class Loop:
             await self.sync.sleep()
 
     async def learn(self, batch: CutBatch) -> StepStats | None:
-        """The batch through every learner rank, then into the books; None when it was given up for a stop, and is given out again later."""
+        """The fetched batch through every learner rank and into the books; None when it was given up for a stop, and comes again later."""
         await self.turn()
         self._begin("trains")
-        names = batch.summaries[0].names
-        stats = await self._ended_or_given_up(on_ranks(self.services, "train", batch.index, self._groups(batch), names))
+        stats = await self._ended_or_given_up(on_ranks(self.services, "train"))
         if stats is None:
             return None
         self.timeline.worked("learner", stats.seconds.get("total", 0.0))

@@ -8,7 +8,6 @@ What needs torch is imported in the actor's own process, not by whoever names th
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -55,7 +54,7 @@ class LearnerRank:
         self.learner: Learner | None = None
         self.publisher: ShmPublisher | None = None
         self.vllm: VllmPublisher | None = None
-        self.tokens: dict[int, ScoredGroup] = {}  # of the batch to be trained
+        self.batch: Batch | None = None  # fetched, and not trained yet
         self._progress: WarmupStep | None = None
         self._listener: socket.socket | None = None
 
@@ -110,29 +109,31 @@ class LearnerRank:
 
     # -- work -------------------------------------------------------------------------------------------------------
 
-    def fetch(self, groups: tuple[TrainGroup, ...], refs: Mapping[int, ray.ObjectRef]) -> list[int]:
-        """Take the tokens that this rank needs of a batch; the uids of those that are lost with their node.
+    def fetch(self, index: int, groups: tuple[TrainGroup, ...], names: tuple[str, ...], refs: Mapping[int, ray.ObjectRef]) -> list[int]:
+        """Take a batch, with the tokens that this rank needs of it; the uids of those that are lost with their node.
 
         Apart from `train`, since there a rank that lacks its tokens would leave the others waiting. Object refs inside a mapping
         come as refs, so a rank fetches only the groups that it works on.
         """
         needed = self._started().needs(groups)
+        tokens: dict[int, ScoredGroup] = {}
         lost = []
-        self.tokens = {}
-        with contextlib.suppress(ray.exceptions.ObjectLostError):  # all at once: one after the other costs a message's way each
-            self.tokens = dict(zip(needed, ray.get([refs[uid] for uid in needed]), strict=True))
-            return []
-        for uid in needed:
-            try:
-                self.tokens[uid] = ray.get(refs[uid])
-            except ray.exceptions.ObjectLostError:
-                lost.append(uid)
+        try:  # all at once: one after the other costs a message's way each
+            tokens = dict(zip(needed, ray.get([refs[uid] for uid in needed]), strict=True))
+        except ray.exceptions.ObjectLostError:
+            for uid in needed:
+                try:
+                    tokens[uid] = ray.get(refs[uid])
+                except ray.exceptions.ObjectLostError:
+                    lost.append(uid)
+        self.batch = Batch(index, groups, names, tokens)
         return lost
 
-    def train(self, index: int, groups: tuple[TrainGroup, ...], names: tuple[str, ...]) -> StepStats:
-        """One batch, whose tokens were fetched."""
-        tokens, self.tokens = self.tokens, {}
-        return self._started().train_batch(Batch(index, groups, names, tokens))
+    def train(self) -> StepStats:
+        """The batch that was fetched."""
+        batch, self.batch = self.batch, None
+        assert batch is not None, "no batch was fetched"
+        return self._started().train_batch(batch)
 
     def abandon(self) -> None:
         """Give up the batch at work, if it has not taken an optimiser step yet: `train` then raises Abandoned."""
