@@ -36,7 +36,7 @@ from learner.abandon import Abandoned
 from learner.buffer import SamplingBuffer
 from learner.buffer_records import CutBatch
 from learner.ledger import BatchTokens
-from learner.records import StepStats, TrainGroup
+from learner.records import Fetched, StepStats, TrainGroup
 from rollout.prompts import PromptStream
 from rollout.weights import WeightManifest
 
@@ -180,8 +180,9 @@ class Loop:
         size = self.config.rollout.group_size
         groups = (*map(TrainGroup.of, batch.summaries), *(TrainGroup.filler(-1 - i, size) for i in range(batch.fillers)))
         refs = dict(zip(batch.uids, batch.payloads, strict=True))
-        found = await on_ranks(self.services, "fetch", batch.index, groups, batch.summaries[0].names, refs)
-        lost = sorted({uid for uids in found for uid in uids})
+        found: list[Fetched] = await on_ranks(self.services, "fetch", batch.index, groups, batch.summaries[0].names, refs)
+        self.timeline.worked("learner", max(f.seconds for f in found))
+        lost = sorted({uid for f in found for uid in f.lost})
         for uid in lost:
             self.buffer.payload_lost(uid)
         if lost:

@@ -175,7 +175,7 @@ TABLE: tuple[Metric, ...] = (
     M("use.window", "time/between_reports", "s", "sum", "wall-clock time since the step before was told; within it:"),
     M("use.engines", "time/engines_busy", "s", "sum", "at least one engine generated"),
     M("use.verifiers", "time/verifiers_busy", "s", "sum", "at least one verifier scored"),
-    M("use.learner", "time/learner_busy", "s", "sum", "the learner trained, or wrote a checkpoint"),
+    M("use.learner", "time/learner_busy", "s", "sum", "the learner took a batch in, trained, or wrote a checkpoint"),
     M("use.transfer", "time/transfer_busy", "s", "sum", "weights were on their way"),
     M("use.idle", "time/idle", "s", "sum", "nothing of these: what the loop itself and its messages cost"),
     M("seconds_elapsed", "time/elapsed", "s", "total", "wall-clock time since the run, or its resumption, began"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ import numpy as np
 import ray
 
 from learner.allocator import keep_freed_memory
-from learner.records import Batch, StepStats, TrainGroup
+from learner.records import Batch, Fetched, StepStats, TrainGroup
 from learner.settings import LearnerSettings
 from rollout.records import Completion, Prompt
 from rollout.weights import WeightManifest
@@ -109,12 +110,13 @@ class LearnerRank:
 
     # -- work -------------------------------------------------------------------------------------------------------
 
-    def fetch(self, index: int, groups: tuple[TrainGroup, ...], names: tuple[str, ...], refs: Mapping[int, ray.ObjectRef]) -> list[int]:
-        """Take a batch, with the tokens that this rank needs of it; the uids of those that are lost with their node.
+    def fetch(self, index: int, groups: tuple[TrainGroup, ...], names: tuple[str, ...], refs: Mapping[int, ray.ObjectRef]) -> Fetched:
+        """Take a batch, with the tokens that this rank needs of it.
 
         Apart from `train`, since there a rank that lacks its tokens would leave the others waiting. Object refs inside a mapping
         come as refs, so a rank fetches only the groups that it works on.
         """
+        started = time.perf_counter()
         needed = self._started().needs(groups)
         tokens: dict[int, ScoredGroup] = {}
         lost = []
@@ -127,7 +129,7 @@ class LearnerRank:
                 except ray.exceptions.ObjectLostError:
                     lost.append(uid)
         self.batch = Batch(index, groups, names, tokens)
-        return lost
+        return Fetched(tuple(lost), time.perf_counter() - started)
 
     def train(self) -> StepStats:
         """The batch that was fetched."""

@@ -85,6 +85,14 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Fetched:
+    """That a rank has a batch: the uids whose tokens are lost, and the seconds it took to plan its work and take the tokens in."""
+
+    lost: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class OptimiserStep:
     """One optimiser step; every number is that of the whole step, over all ranks.
 

@@ -61,9 +61,9 @@ def test_lost_tokens_are_named_and_the_others_wait_for_train(monkeypatch: pytest
     one._started = lambda: Stub()  # type: ignore[method-assign,return-value,assignment]
     refs = {uid: f"group {uid}" for uid in (1, 2, 3, 4)}
     gone = {"group 2", "group 3"}
-    assert one.fetch(7, (), ("reward",), refs) == [2]
+    assert one.fetch(7, (), ("reward",), refs).lost == (2,)
     gone.clear()
-    assert one.fetch(7, (), ("reward",), refs) == []
+    assert one.fetch(7, (), ("reward",), refs).lost == ()
     batch: Any = one.train()
     assert batch.index == 7 and batch.names == ("reward",) and batch.tokens == {uid: f"tokens of group {uid}" for uid in (1, 2, 4)}
     assert one.batch is None, "a rank holds no tokens beyond their batch"
