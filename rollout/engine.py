@@ -101,6 +101,7 @@ class VllmEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._engine_args()))
+        await self.llm.collective_rpc("winnow_start")
         await self.llm.update_weight_version(str(self.version))
         warm = Prompt(-1, np.array([self.stop_token_ids[0]] * 2, dtype=np.int32), "", "", "", "", "")
         await self.generate(warm, Sampling(n=1, max_tokens=2, temperature=1.0, seed=0))

@@ -21,6 +21,7 @@ from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.platforms import current_platform
 
+from rollout.chunks import spare_seeds
 from rollout.placing import Place, Watch, put
 from rollout.weights import fingerprint
 
@@ -30,10 +31,16 @@ BACKEND = "winnow_shm"
 class WorkerExtension:
     """Methods that vLLM adds to its worker; the engine reaches them by `collective_rpc`."""
 
+    model_runner: Any
     weight_transfer_engine: Any
     start_weight_update: Any
     update_weights: Any
     finish_weight_update: Any
+
+    def winnow_start(self) -> None:
+        """What an engine is told once, before its first request."""
+        if current_platform.is_cpu():
+            spare_seeds(self.model_runner)
 
     def winnow_update(self, update_info: dict[str, Any]) -> dict[str, Any]:
         """A whole transfer in one call: fingerprints of the tensors as read here, and the parameters that it did not reach."""

@@ -88,6 +88,21 @@ def test_answers_depend_on_seed_uid_and_place_alone(served: Any, prompt: Prompt)
     assert len({tuple(a.tokens_T.tolist()) for a in first}) > 1
 
 
+def test_answers_are_the_same_when_their_prompts_do_not_fit_into_one_step(served: Any) -> None:
+    """A step of this engine takes a few thousand tokens; a prompt that is cut in two is sampled from twice, and draws once."""
+    rng = np.random.default_rng(0)
+    prompts = [Prompt(uid, rng.integers(4, 14, 100).astype(np.int32), "", "", "", "", "") for uid in range(64)]
+    sampling = Sampling(1, 8, 1.0, seed=5)
+
+    async def together() -> list[tuple[Completion, ...]]:
+        return list(await asyncio.gather(*(served.engine.generate(p, sampling) for p in prompts)))
+
+    at_once = served.do(together())
+    for prompt, answers in zip(prompts, at_once, strict=True):
+        alone = served.do(served.engine.generate(prompt, sampling))
+        assert [a.tokens_T.tolist() for a in alone] == [a.tokens_T.tolist() for a in answers]
+
+
 def test_truncation_is_what_the_engine_says(served: Any, prompt: Prompt) -> None:
     answers = served.do(served.engine.generate(prompt, Sampling(32, 3, 1.0, seed=2)))
     for answer in answers:
