@@ -20,8 +20,6 @@ TIMES: tuple[str, ...] = ("time/between_reports", "time/engines_busy", "time/tra
 TIMES += ("sync/seconds_publish", "sync/seconds_paused")
 # A learning rate at which lengths stay as they are, so that the work does.
 WORK = ["--warmup_steps", "0", "--lr", "1e-9", "--steps", str(STEPS), "--eval_prompts", "0", "--variant", "grpo", "--kl_coef", "0"]
-# Half a batch's answers at a time, at both: an engine that takes two batches at once ends them together, and then waits for the learner.
-WORK += ["--max_sequences", "128"]
 
 
 def one(staleness: int) -> dict[str, float]:
