@@ -172,6 +172,10 @@ def test_a_healthy_run_is_told_nothing(facts: Facts, steps: int) -> None:
     assert said(lambda p, s: {}, facts, steps) == {}
 
 
+def test_a_critic_that_explains_little_of_a_run_that_learns_is_let_be() -> None:
+    assert said(lambda p, s: {"train.critic.frozen": 0, "train.critic.explained_variance": 0.4 - 0.4 * p}) == {}
+
+
 def test_a_run_that_has_learned_and_stays_where_it_is_is_told_nothing() -> None:
     """The second half of a demo: reward, lengths and entropy are level but for noise, and most of the step is waiting."""
     level = lambda p, s: healthy(min(2 * p, 1), s) | {"seconds_generate_wait": 1.3, "seconds_train": 0.6, "train.clipfrac": 0.0}  # noqa: E731
