@@ -87,7 +87,7 @@ def ours(flags: list[str], folder: Path) -> Reached | None:
 
 
 def train(flags: list[str], run_dir: Path, to_the_end: bool) -> list[Reached]:
-    """The evaluations of a `winnow train`, which ends by itself or when it is there."""
+    """The evaluations of a `winnow train`, which ends by itself or when it is there. Raises RuntimeError when it fails."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "cluster.launch", "train", *flags, "--run_dir", str(run_dir)]
     process = subprocess.Popen(command, env=env, stdout=sys.stderr, start_new_session=True)
@@ -96,7 +96,8 @@ def train(flags: list[str], run_dir: Path, to_the_end: bool) -> list[Reached]:
         if not to_the_end and reached(evaluations(run_dir)):
             os.kill(process.pid, signal.SIGINT)
             process.wait(120)
-    if process.returncode and to_the_end:
+            return evaluations(run_dir)
+    if process.returncode:
         raise RuntimeError(f"winnow train ended with exit code {process.returncode}")
     return evaluations(run_dir)
 
@@ -137,7 +138,7 @@ def race(name: str, flags: list[str], bar: float) -> list[Row]:
                 (mine if side == "ours" else theirs).append(done)
 
     def of(rows: list[Reached]) -> str:
-        each = ", ".join(f"{r.steps} steps of {r.seconds / r.steps:.2f} s" for r in rows)
+        each = ", ".join(f"{r.steps} steps of {r.seconds / r.steps:.2f} s to {r.last:.3f}" for r in rows)
         return f"{each}; start {min(r.start for r in rows):.0f} s"
 
     rate = engine_rate(own)
