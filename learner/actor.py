@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 
-from learner.allocator import keep_freed_memory
+from learner.allocator import give_back_unused, keep_freed_memory
 from learner.records import Batch, Fetched, StepStats, TrainGroup
 from learner.settings import LearnerSettings
 from rollout.records import Completion, Prompt
@@ -135,7 +135,10 @@ class LearnerRank:
         """The batch that was fetched."""
         batch, self.batch = self.batch, None
         assert batch is not None, "no batch was fetched"
-        return self._started().train_batch(batch)
+        stats = self._started().train_batch(batch)
+        if self.device.type == "cpu":
+            give_back_unused(batch.index + 1)
+        return stats
 
     def abandon(self) -> None:
         """Give up the batch at work, if it has not taken an optimiser step yet: `train` then raises Abandoned."""

@@ -7,6 +7,7 @@ import ctypes
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 KEPT = 2**31 - 1  # bytes free at the heap's top before they go back to the system
 OWN_MAPPING = 32 * 2**20  # bytes; the most that mallopt takes
+EVERY = 32  # batches
 
 
 def keep_freed_memory() -> bool:
@@ -18,3 +19,13 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     wanted = ((_MMAP_THRESHOLD, OWN_MAPPING), (_TRIM_THRESHOLD, KEPT))
     return mallopt is not None and all(mallopt(name, value) == 1 for name, value in wanted)
+
+
+def give_back_unused(batches: int) -> bool:
+    """After every `EVERY`-th batch: whether pages that hold nothing went back to the system.
+
+    Every batch has other lengths, so the heap that is kept gets holes which the next one does not fit into, and grows by some MiB a minute.
+    What the next batch needs it must touch again, once in so many batches.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim is not None and batches % EVERY == 0 and trim(0) == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
@@ -96,7 +97,9 @@ class VllmEngine:
     async def start(self) -> None:
         """Start the engine and answer one request, so that no timed request meets a cold engine."""
         self._set_environment()
-        reaper.start(os.getpid(), f"{OWNER_VARIABLE}={os.getpid()}")
+        sockets = tempfile.mkdtemp(prefix="winnow-engine-")  # a short path: the name of a socket has 107 bytes
+        os.environ["VLLM_RPC_BASE_PATH"] = sockets
+        reaper.start(os.getpid(), f"{OWNER_VARIABLE}={os.getpid()}", sockets)
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 

@@ -101,6 +101,14 @@ class Sampler(threading.Thread):
         one.private.append((memory.rss - memory.shared) / 2**20)
         one.files.append(files)
 
+    def lines(self) -> list[str]:
+        """Every sample as a line of comma-separated values, below a heading."""
+        found = ["seconds,pid,role,private_mib,files"]
+        for pid, one in self.series.items():
+            samples = zip(one.seconds, one.private, one.files, strict=True)
+            found += [f"{t:.1f},{pid},{one.role},{mib:.2f},{files}" for t, mib, files in samples]
+        return found
+
     def stop(self) -> None:
         """End it."""
         self._end.set()

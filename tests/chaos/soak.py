@@ -2,8 +2,9 @@
 
     python -m tests.chaos.soak [--minutes 30] [--seed 0] [--out runs]
 
-Prints, by role, the steepest process after its warm-up, and the run folder last, with `soak.json` in it; exit code 1 when something
-grows, the books do not close or a process is left. Does not cover: GPU memory, and growth slower than a MiB a minute.
+Prints, by role, the steepest process after its warm-up, and the run folder last, with `soak.json` and every sample (`memory.csv`) in
+it; exit code 1 when something grows, the books do not close or a process is left. Does not cover: GPU memory, and growth slower than
+a MiB a minute.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ def run(minutes: float, seed: int, out: Path) -> dict[str, Any]:
     report(found)
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "soak.json").write_text(json.dumps(result, indent=1) + "\n")
+    (run_dir / "memory.csv").write_text("\n".join(sampler.lines()) + "\n")
     return result
 
 
