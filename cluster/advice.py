@@ -41,9 +41,13 @@ LEARNER_WORKS, LEARNER_WORKS_SYNCHRONOUS = 0.9, 0.8
 
 @dataclass(frozen=True)
 class Facts:
-    """What the rules need to know of the config. `clip_inert`: every ratio is 1 when a step is taken, so no clip can bind."""
+    """What the rules need to know of the config. `clip_inert`: every ratio is 1 when a step is taken, so no clip can bind.
+
+    `whitened`: advantages are divided by their spread over the batch.
+    """
 
     clip_inert: bool
+    whitened: bool
     loss_agg: str
     clip_raised: bool
     overlong: str
@@ -64,6 +68,7 @@ class Facts:
         no_ratio = objective.policy_loss == "reinforce"
         return cls(
             clip_inert=no_ratio or inert_clip(objective, cfg.optim.minibatches, cfg.optim.epochs),
+            whitened=objective.adv_norm == "batch",
             loss_agg=objective.loss_agg,
             clip_raised=objective.clip_high is not None and objective.clip_high > objective.clip,
             overlong=objective.overlong,
@@ -276,7 +281,8 @@ def critic_lost(series: Series, facts: Facts) -> Finding | None:
     if explained is None or explained >= EXPLAINED or frozen or not series.flat() or (right is not None and right >= SOLVED):
         return None
     numbers = f"{name('train.critic.explained_variance')} is {explained:.2f} and {name('buffer.reward')} does not rise"
-    return f"{numbers}: the policy outruns its critic", "a lower learning rate (--lr), a third at first, or --adv_norm none"
+    other = ", or --adv_norm none" if facts.whitened else ""
+    return f"{numbers}: the policy outruns its critic", f"a lower learning rate (--lr), a third at first{other}"
 
 
 def truncated(series: Series, facts: Facts) -> Finding | None:

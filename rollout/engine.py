@@ -62,6 +62,11 @@ def context_length(config: RolloutConfig, max_prompt_tokens: int, eval_max_token
     return config.max_model_len or max_prompt_tokens + max(config.max_tokens, eval_max_tokens)
 
 
+def rendered(prompt: Prompt, salt: str) -> Any:
+    """A prompt as vLLM's renderer would give it. Without the type vLLM takes it for a raw one and hands it to the renderer's thread."""
+    return {"type": "token", "prompt_token_ids": prompt.tokens_P.tolist(), "cache_salt": salt}
+
+
 class VllmEngine:
     """`AsyncLLM` with many requests in flight, whose weights can be replaced while it runs."""
 
@@ -194,7 +199,8 @@ class VllmEngine:
             flat_logprobs=True,
             stop=self.config.stop or None,
             include_stop_str_in_output=True,
-            stop_token_ids=self.stop_token_ids,
+            stop_token_ids=list(self.stop_token_ids),
+            skip_clone=True,  # it serves one request
             detokenize=bool(self.config.stop),
             output_kind=RequestOutputKind.FINAL_ONLY,  # nobody here waits for a part of an answer
         )
@@ -204,7 +210,7 @@ class VllmEngine:
         await self._resumed.wait()
         params = self.parameters(sampling, request_seed(sampling.seed, prompt.uid, index))
         # New keys and values never serve an older version's request, nor the other way round: the salt is the version.
-        request = {"prompt_token_ids": prompt.tokens_P.tolist(), "cache_salt": str(self.version)}
+        request = rendered(prompt, str(self.version))
         self._requests += 1
         answer = None
         async for output in self.llm.generate(request, params, request_id=f"{prompt.uid}-{index}-{self._requests}"):

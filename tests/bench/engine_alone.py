@@ -18,7 +18,7 @@ from cluster import placement
 from cluster.load import load
 from cluster.prepare import prepare
 from rollout.actor import Rollout
-from rollout.engine import request_seed
+from rollout.engine import rendered, request_seed
 from rollout.records import Prompt, Sampling
 
 
@@ -31,9 +31,8 @@ class BothWays(Rollout):
 
         async def one(prompt: Prompt, index: int) -> int:
             params = engine.parameters(sampling, request_seed(sampling.seed, prompt.uid, index))
-            request: Any = {"prompt_token_ids": prompt.tokens_P.tolist(), "cache_salt": "direct"}
             name = f"direct-{prompt.uid}-{index}-{time.monotonic_ns()}"
-            outputs = [output async for output in self._vllm().generate(request, params, request_id=name)]
+            outputs = [output async for output in self._vllm().generate(rendered(prompt, "direct"), params, request_id=name)]
             return len(outputs[-1].outputs[0].token_ids)
 
         started = time.perf_counter()

@@ -16,8 +16,8 @@ from cluster.advice import HOLDS, REPEAT, RULES, Adviser, Facts
 from cluster.metrics import logged
 
 FACTS = Facts(
-    clip_inert=False, loss_agg="token-mean", clip_raised=False, overlong="score", mismatch="none", filter_groups=True, group_size=8,
-    batch_size=32, max_tokens=100, max_staleness=1, engines=2, learner_ranks=1, engine_dtype="float32",
+    clip_inert=False, whitened=False, loss_agg="token-mean", clip_raised=False, overlong="score", mismatch="none", filter_groups=True,
+    group_size=8, batch_size=32, max_tokens=100, max_staleness=1, engines=2, learner_ranks=1, engine_dtype="float32",
 )  # fmt: skip
 
 Fields = dict[str, float]
@@ -118,7 +118,7 @@ CASES: dict[str, tuple[Course, Facts, Course, Facts, tuple[str, ...]]] = {
     "critic_lost": (
         lambda p, s: flat(p, s) | {"train.critic.frozen": 0, "train.critic.explained_variance": 0.4 - 0.4 * p}, FACTS,
         lambda p, s: flat(p, s) | {"train.critic.frozen": 1, "train.critic.explained_variance": 0.0}, FACTS,  # it is pre-trained
-        ("explained_variance is 0.0", "outruns its critic", "--lr", "--adv_norm none"),
+        ("explained_variance is 0.0", "outruns its critic", "lower learning rate (--lr), a third at first"),
     ),
     "truncated": (
         lambda p, s: {"buffer.truncated": 0.4}, FACTS,
@@ -188,6 +188,7 @@ REMEDIES: list[tuple[str, Course, Facts, str]] = [
     ("entropy_collapse", CASES["entropy_collapse"][0], with_(clip_inert=True), "--entropy_coef"),
     ("mismatch_growing", CASES["mismatch_growing"][0], with_(mismatch="tis"), "--max_staleness 0"),
     ("mismatch_growing", CASES["mismatch_growing"][0], with_(mismatch="tis", max_staleness=0), "--engine_dtype float32"),
+    ("critic_lost", CASES["critic_lost"][0], with_(whitened=True), "--adv_norm none"),
     ("learner_starves", lambda p, s: {"seconds_generate_wait": 1.9, "seconds_train": 0.05}, SYNC, "--max_staleness 1"),
     ("learner_starves", lambda p, s: {"seconds_generate_wait": 1.6, "buffer.blocked_by_oldest_s": 1.2}, FACTS, "--max_staleness 2"),
     ("learner_starves", lambda p, s: {"seconds_generate_wait": 1.6, "buffer.refill_wait_s": 1.2}, FACTS, "data.sources"),
