@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
+import torch
 
 from learner.actor import LearnerRank
 
@@ -58,6 +59,7 @@ def test_lost_tokens_are_named_and_the_others_wait_for_train(monkeypatch: pytest
 
     monkeypatch.setattr(ray, "get", get)
     one = LearnerRank.__new__(LearnerRank)
+    one.device = torch.device("cpu")
     one._started = lambda: Stub()  # type: ignore[method-assign,return-value,assignment]
     refs = {uid: f"group {uid}" for uid in (1, 2, 3, 4)}
     gone = {"group 2", "group 3"}
