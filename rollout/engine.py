@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Coroutine
@@ -92,6 +93,7 @@ class VllmEngine:
         self.trust_remote_code = trust_remote_code
         self.version = 0
         self.asleep = False
+        self.sockets = ""  # the folder of vLLM's sockets
         self.llm: AsyncLLM | None = None
         self._requests = 0
         self._resumed = asyncio.Event()
@@ -102,9 +104,9 @@ class VllmEngine:
     async def start(self) -> None:
         """Start the engine and answer one request, so that no timed request meets a cold engine."""
         self._set_environment()
-        sockets = tempfile.mkdtemp(prefix="winnow-engine-")  # a short path: the name of a socket has 107 bytes
-        os.environ["VLLM_RPC_BASE_PATH"] = sockets
-        reaper.start(os.getpid(), f"{OWNER_VARIABLE}={os.getpid()}", sockets)
+        self.sockets = tempfile.mkdtemp(prefix="winnow-engine-")  # a short path: the name of a socket has 107 bytes
+        os.environ["VLLM_RPC_BASE_PATH"] = self.sockets
+        reaper.start(os.getpid(), f"{OWNER_VARIABLE}={os.getpid()}", self.sockets)
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -167,10 +169,11 @@ class VllmEngine:
         return [p.pid for p in psutil.Process().children(recursive=True)]
 
     async def stop(self) -> None:
-        """End the engine core."""
+        """End the engine core, and remove the sockets that vLLM leaves."""
         if self.llm is not None:
             self.llm.shutdown()
             self.llm = None
+            shutil.rmtree(self.sockets, ignore_errors=True)
 
     # -- generation -------------------------------------------------------------------------------------------------
 

@@ -217,8 +217,10 @@ def served_16(served: Any, summary: dict[str, Any]) -> Any:
         transfer_backend="winnow_shm",
     )
     held = type(served)(engine)
+    assert list(Path(engine.sockets).iterdir()), "vLLM's sockets lie where they are removed"
     yield held
     held.close()
+    assert not Path(engine.sockets).exists()
 
 
 def test_a_16_bit_engine_has_the_weights_of_a_32_bit_learner_after_every_update(served_16: Any, model: Any, prompt: Prompt) -> None:
