@@ -241,10 +241,13 @@ class Session:
         self.display.phase(f"supervised warm-up, {steps} steps")
         examples = ray.put(await asyncio.to_thread(warmup_examples, self.cfg, prepared, self.run_dir))
         calls = asyncio.ensure_future(on_ranks(services, "warm_up", examples, self.cfg.warmup.warmup_lr))
-        while not (await asyncio.wait([calls], timeout=2.0))[0]:
-            step = await as_coroutine(services.ranks[0].progress.remote())
-            if step is not None:
-                self.display.progress("warm-up", step.step + 1, steps)
+        try:
+            while not (await asyncio.wait([calls], timeout=2.0))[0]:
+                step = await as_coroutine(services.ranks[0].progress.remote())
+                if step is not None:
+                    self.display.progress("warm-up", step.step + 1, steps)
+        finally:
+            calls.cancel()  # after a stop nobody asks for what comes of it, or of the ranks' end
         done = (await calls)[0]
         self.display.progress("warm-up", steps, steps)
         await on_ranks(services, "export", str(prepared.warm_folder), "float32", prepared.tokenizer_folder)
