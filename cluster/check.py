@@ -113,8 +113,11 @@ def _model(cfg: RunConfig) -> Iterator[tuple[Finding, Any]]:
 
 def _value_model(cfg: RunConfig, name: str) -> Finding:
     from learner.settings import other_shape
-    from rollout.chat import TINY_MODEL_TYPE
 
+    if name == "tiny":
+        return Finding("problem", "model", (
+            "critic.value_model = 'tiny' is no checkpoint: leave it out, and the value model starts from what the policy starts from"
+        ))  # fmt: skip
     try:
         settings, place = hub.model_settings(name, "critic.value_model")
     except hub.Unseen as reason:
@@ -123,12 +126,19 @@ def _value_model(cfg: RunConfig, name: str) -> Finding:
         return Finding("problem", "model", str(error))
     try:
         policy = hub.model_settings(cfg.model.model)[0]
+        if cfg.model.model == "tiny":
+            policy = _tiny_settings(cfg)
     except (hub.Unseen, UserError):
         policy = {}  # told of the model itself
-    if cfg.model.model == "tiny":
-        policy = {"model_type": TINY_MODEL_TYPE, "hidden_size": cfg.model.tiny_hidden, "num_hidden_layers": cfg.model.tiny_layers}
     wrong = other_shape(name, settings, policy)
     return Finding("problem", "model", wrong) if wrong else Finding("ok", "model", f"{name} ({place}): the value model starts from it")
+
+
+def _tiny_settings(cfg: RunConfig) -> dict[str, Any]:
+    from rollout.chat import TINY_MODEL_TYPE
+    from rollout.tiny import build_tokenizer, tiny_model_config
+
+    return {"model_type": TINY_MODEL_TYPE, **tiny_model_config(build_tokenizer(), cfg.model.tiny_hidden, cfg.model.tiny_layers)}
 
 
 def _tokenizer(cfg: RunConfig) -> Iterator[tuple[Finding, Any]]:

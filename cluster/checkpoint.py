@@ -4,7 +4,7 @@ RUN/checkpoints/step-000040/
     learner/           weights, optimiser, schedule, random state (learner.checkpoint)
     controller.json    data cursor, buffer, ledger, prompts in flight
     groups.npz         tokens of the groups that were kept and not yet trained (plain arrays, never pickled)
-    manifest.json      size and checksum of the two files above
+    manifest.json      the step, and size and checksum of the two files above and of the learner's manifest, which has those of its shards
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from verifier.verdict import Verdict
 
 FORMAT = "winnow-checkpoint-2"
 CONTROLLER, GROUPS, MANIFEST, LEARNER = "controller.json", "groups.npz", "manifest.json", "learner"
+SUMMED = (CONTROLLER, GROUPS, f"{LEARNER}/learner.json")
 
 
 @dataclass(frozen=True)
@@ -86,14 +87,17 @@ def fetch(refs: Mapping[int, Any]) -> dict[int, ScoredGroup]:
 
 
 def finish(run_dir: Path, step: int, controller: Mapping[str, Any], groups: Mapping[int, ScoredGroup], keep: int) -> Path:
-    """Write the controller's part, put the whole in place, and remove all but the newest `keep`."""
+    """Write the controller's part, put the whole in place, and remove all but the newest `keep` up to this step.
+
+    A later one was passed over as damaged, or the run would not have come to this step again: it takes nobody's place.
+    """
     partial, folder = partial_of(run_dir, step), folder_of(run_dir, step)
     _write(partial / CONTROLLER, json.dumps(controller, indent=1).encode())
     with open(partial / GROUPS, "wb") as file:
         np.savez(file, **arrays_of(groups))  # type: ignore[arg-type]  # names are ours, none is `allow_pickle`
         file.flush()
         os.fsync(file.fileno())
-    sums = {name: _checksum(partial / name) for name in (CONTROLLER, GROUPS)}
+    sums = {name: _checksum(partial / name) for name in SUMMED}
     _write(partial / MANIFEST, json.dumps({"format": FORMAT, "step": step, "files": sums}, indent=1).encode())
     before = folder.with_name(f".{folder.name}.before")
     if folder.exists():
@@ -101,7 +105,7 @@ def finish(run_dir: Path, step: int, controller: Mapping[str, Any], groups: Mapp
     os.replace(partial, folder)
     _sync_folder(folder.parent)
     shutil.rmtree(before, ignore_errors=True)
-    for old in steps_in(run_dir)[:-keep]:
+    for old in [s for s in steps_in(run_dir) if s <= step][:-keep]:
         shutil.rmtree(folder_of(run_dir, old))
     return folder
 
@@ -109,17 +113,17 @@ def finish(run_dir: Path, step: int, controller: Mapping[str, Any], groups: Mapp
 def steps_in(run_dir: Path) -> list[int]:
     """Steps that have a checkpoint, ascending."""
     names = [p.name.removeprefix("step-") for p in (run_dir / "checkpoints").glob("step-*")]
-    return sorted(int(n) for n in names if n.isdigit())
+    return sorted(int(n) for n in names if n.isascii() and n.isdigit())
 
 
-def newest_good(run_dir: Path, say: Any = print) -> Saved | None:
-    """The newest checkpoint that is whole; each that is not is named. None when there is none at all.
+def newest_good(run_dir: Path, say: Any = print, below: int | None = None) -> Saved | None:
+    """The newest checkpoint that is whole, of a step `below` that one if given; each that is not is named. None when there is none at all.
 
     Raises UserError when there are checkpoints and every one is damaged.
     """
     problem: UserError | None = None
     _mend(run_dir)
-    for step in reversed(steps_in(run_dir)):
+    for step in reversed([s for s in steps_in(run_dir) if below is None or s < below]):
         try:
             return read(folder_of(run_dir, step))
         except UserError as error:
@@ -136,21 +140,27 @@ def read(folder: Path) -> Saved:
         manifest = json.loads((folder / MANIFEST).read_text())
         if manifest["format"] != FORMAT:
             raise UserError(f"{folder / MANIFEST} is of format {manifest['format']!r}, not {FORMAT!r}")
-        files = {name: manifest["files"][name] for name in (CONTROLLER, GROUPS)}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        files, step = {name: manifest["files"][name] for name in SUMMED if name in manifest["files"] or "/" not in name}, manifest["step"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{folder / MANIFEST} is missing, damaged, or not of a winnow checkpoint") from error
+    if type(step) is not int or folder != folder_of(folder.parent.parent, step):
+        raise UserError(f"{folder / MANIFEST} is of step {step!r}, which is not the step of its folder")
     for name, expected in files.items():
-        if not (folder / name).is_file() or _checksum(folder / name) != expected:
-            raise UserError(f"{folder / name} is missing or damaged (its checksum differs from the one written with it)")
+        try:
+            whole = _checksum(folder / name) == expected
+        except OSError as error:
+            raise UserError(f"{folder / name} cannot be read ({error.strerror})") from error
+        if not whole:
+            raise UserError(f"{folder / name} is damaged (its checksum differs from the one written with it)")
     from learner.checkpoint import check_checkpoint  # here: it brings torch, which a fresh run's controller does without
 
     check_checkpoint(folder / LEARNER)
     controller = json.loads((folder / CONTROLLER).read_text())
     with np.load(folder / GROUPS, allow_pickle=False) as arrays:
         groups = groups_of(arrays)
-    return Saved(folder, manifest["step"], controller, groups)
+    return Saved(folder, step, controller, groups)
 
 
 # -- groups as plain arrays -------------------------------------------------------------------------------------------

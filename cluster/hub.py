@@ -87,10 +87,32 @@ def model_settings(name: str, key: str = "model.model") -> tuple[dict[str, Any],
         folder = Path(name)
         if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
             raise UserError(f"{key} = {name!r} is a folder without weights (*.safetensors): give a checkpoint's folder")
-        return _read(folder / "config.json", name, key), "local folder"
+        settings = _read(folder / "config.json", name, key)
+        _check_weights(folder, name, key)
+        return settings, "local folder"
     if like_a_path(name) or Path(name).is_file():
-        raise UserError(f"{key} = {name!r} is no folder: give a checkpoint folder that exists, a hub name, or tiny")
+        raise UserError(f"{key} = {name!r} is no folder: give a checkpoint folder that exists, or a hub name{_or_tiny(key)}")
     return _hub_settings(name, key)
+
+
+def _or_tiny(key: str) -> str:
+    return ", or tiny" if key == "model.model" else ""
+
+
+def _check_weights(folder: Path, name: str, key: str) -> None:
+    """Raises UserError where a file of weights is missing, or not as long as its own header says; reads no weight."""
+    from safetensors import SafetensorError, safe_open
+
+    files = {path.name for path in folder.glob("*.safetensors")}
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files |= set(_read(index, name, key, index.name).get("weight_map", {}).values())
+    for file in sorted(files):
+        try:
+            with safe_open(folder / file, framework="numpy"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{key} = {name!r} has a {file} that cannot be read ({error}): write the checkpoint again") from None
 
 
 def _hub_settings(name: str, key: str) -> tuple[dict[str, Any], str]:
@@ -106,7 +128,7 @@ def _hub_settings(name: str, key: str) -> tuple[dict[str, Any], str]:
             raise_unseen(key, name)
         return _read(Path(hf_hub_download(name, "config.json", etag_timeout=PROBE_SECONDS)), name, key), "on the hub"
     except HFValidationError:
-        raise UserError(f"{key} = {name!r} is neither a folder nor a hub name: give one of these, or tiny") from None
+        raise UserError(f"{key} = {name!r} is neither a folder nor a hub name: give one of these{_or_tiny(key)}") from None
     except GatedRepoError:
         raise UserError(f"{key} = {name!r} asks for an access token on the hub: set HF_TOKEN, or take another model") from None
     except RepositoryNotFoundError:
@@ -115,15 +137,15 @@ def _hub_settings(name: str, key: str) -> tuple[dict[str, Any], str]:
         raise Unseen(f"could not be fetched ({type(error).__name__})") from None
 
 
-def _read(file: Path, name: str, key: str) -> dict[str, Any]:
+def _read(file: Path, name: str, key: str, what: str = "config.json") -> dict[str, Any]:
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{key} = {name!r} has no config.json: give a checkpoint's folder") from None
+        raise UserError(f"{key} = {name!r} has no {what}: give a checkpoint's folder") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{key} = {name!r} has a config.json that cannot be read ({error}): write the checkpoint again") from None
+        raise UserError(f"{key} = {name!r} has a {what} that cannot be read ({error}): write the checkpoint again") from None
     if not isinstance(settings, dict):
-        raise UserError(f"{key} = {name!r} has a config.json that is no JSON object: write the checkpoint again")
+        raise UserError(f"{key} = {name!r} has a {what} that is no JSON object: write the checkpoint again")
     return settings
 
 

@@ -6,6 +6,7 @@ else what the subcommand returns.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -207,6 +208,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return COMMANDS[args[0]].run(args[1:])
     except UserError as error:
         print(f"winnow: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print(f"winnow: {str(error.filename)[:60]!r}… is longer than a file's name can be: shorten it", file=sys.stderr)
         return 2
     except SystemExit as done:  # argparse's --help
         return int(done.code or 0)

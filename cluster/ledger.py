@@ -74,7 +74,10 @@ def read_books(run_dir: Path) -> Books:
     path = run_dir / LEDGER_FILE
     if not path.is_file():
         raise UserError(f"RUN = {run_dir} has no {LEDGER_FILE}: give a run folder in which at least one step was taken.")
-    text = path.read_bytes().decode(errors="replace")
+    try:
+        text = path.read_bytes().decode(errors="replace")
+    except OSError as error:
+        raise UserError(f"RUN = {run_dir} has a {LEDGER_FILE} that cannot be read ({error.strerror}): get the right to read it.") from None
     lines = text.split("\n")
     tail = lines.pop()
     problems: list[str] = []
@@ -84,10 +87,11 @@ def read_books(run_dir: Path) -> Books:
         try:
             data = json.loads(line)
             ledger, before, life = Ledger.from_json(data), life, data.get("life", 0)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             problems.append(f"Line {number} of {LEDGER_FILE} is no snapshot: {error}.")
             continue
         problems += [f"Line {number}: {sentence}" for sentence in ledger.check()]
+        # A second resume from one checkpoint has the number of the first.
         if ledgers and (life != before or ledger.batches < ledgers[-1].batches):
             resumes += 1
         elif ledgers:
@@ -172,5 +176,5 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         print(json.dumps({"ledger": books.last.to_json(), "closes": not books.problems, "problems": books.problems}))
     else:
-        print_books(books, Console())
+        print_books(books, Console(markup=False, highlight=False))
     return 1 if books.problems else 0

@@ -17,6 +17,7 @@ from learner.settings import LearnerSettings
 from learner.variants import inert_clip
 from rollout import chat, tiny
 from rollout.engine import context_length
+from rollout.errors import UserError
 from rollout.prompts import PromptStream
 
 if TYPE_CHECKING:
@@ -108,6 +109,10 @@ def tiny_model(cfg: RunConfig, run_dir: Path) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer = tiny.build_tokenizer(folder)
         build_tiny(folder, tiny.tiny_model_config(tokenizer, cfg.model.tiny_hidden, cfg.model.tiny_layers), warm_seed(cfg))
+    there = json.loads((folder / "config.json").read_text())
+    for key, name in (("tiny_hidden", "hidden_size"), ("tiny_layers", "num_hidden_layers")):
+        if there[name] != (given := getattr(cfg.model, key)):
+            raise UserError(f"{key} = {given} is not the {key} = {there[name]} of the model in {folder}: leave it as it was, or start anew")
     return str(folder)
 
 

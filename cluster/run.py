@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from cluster import checkpoint, placement
+from cluster import checkpoint, load, placement
 from cluster.config import RunConfig
 from cluster.contract import check_logprobs
 from cluster.display import Display
@@ -155,6 +155,8 @@ class Session:
         """The whole of it, phase after phase."""
         cfg = self.cfg
         saved = checkpoint.newest_good(self.run_dir, self.display.note) if resume else None
+        if saved is None:
+            self.describe()
         self.display.phase("preparing the model and the prompts")
         prepared = await asyncio.to_thread(prepare, cfg, self.run_dir)
         self.tokenizer_folder = prepared.tokenizer_folder
@@ -164,7 +166,7 @@ class Session:
         self.display.phase("starting the actors")
         services = await self.start(prepared)
         if saved is not None:
-            await on_ranks(services, "load", saved.learner)
+            saved = await self.load(services, saved)
             self.display.note(f"resumes at step {saved.step} from {saved.folder}")
         else:
             await self.warm_up(prepared, services)
@@ -184,7 +186,10 @@ class Session:
         cfg = self.cfg
         if self.joining is None:
             self.joining = asyncio.ensure_future(asyncio.to_thread(placement.join, cfg))
-        await asyncio.shield(self.joining)  # Ray can be left only once it is joined
+        try:
+            await asyncio.shield(self.joining)  # Ray can be left only once it is joined
+        except RuntimeError as error:
+            raise RunFailed(f"{error}; if the machine is too busy or too full, make room, and start again") from error
         self.catch_signals()
         self.record.begin_live()
         self.places = await self.reserve()
@@ -204,9 +209,7 @@ class Session:
         deadline = time.monotonic() + limit
         while True:
             try:
-                return await asyncio.to_thread(
-                    placement.reserve, self.cfg, note=self.display.note, given_up=lambda: bool(self.stop_signal)
-                )
+                return await asyncio.to_thread(placement.reserve, self.cfg, note=self.display.note, given_up=lambda: bool(self.stop_signal))
             except UserError as error:
                 if not self.lives:
                     raise
@@ -285,6 +288,7 @@ class Session:
         )
         if saved is not None:
             self.restore(saved, loop)
+            self.describe()
         elif evaluator.prompts:
             self.display.phase("evaluating before training")
             await self.evaluated(0, await evaluator.run())
@@ -311,6 +315,14 @@ class Session:
 
     async def save(self) -> None:
         """One checkpoint: the learner's shards and the books of the same moment."""
+        try:
+            await self.write_checkpoint()
+        except OSError as error:
+            where = self.run_dir / "checkpoints"
+            raise RunFailed(f"no checkpoint can be written to {where} ({error.strerror}): make room, or get the right to write") from error
+
+    async def write_checkpoint(self) -> None:
+        """As `save` does, with the errors of a full or protected disk."""
         loop, services = self.loop, self.services
         assert loop is not None and services is not None
         step = loop.step
@@ -327,6 +339,31 @@ class Session:
         }
         groups = await asyncio.to_thread(checkpoint.fetch, refs)
         await asyncio.to_thread(checkpoint.finish, self.run_dir, step, controller, groups, self.cfg.log.keep_checkpoints)
+
+    async def load(self, services: Services, saved: checkpoint.Saved) -> checkpoint.Saved:
+        """A checkpoint into the ranks: `saved`, or the newest before it that is of this run's model, which only they can tell."""
+        while True:
+            try:
+                await on_ranks(services, "load", saved.learner)
+                return saved
+            except (UserError, ray.exceptions.RayTaskError) as error:
+                problem = error if isinstance(error, UserError) else getattr(error, "cause", None)
+                before = (
+                    checkpoint.newest_good(self.run_dir, self.display.note, below=saved.step) if isinstance(problem, UserError) else None
+                )
+                if before is None:
+                    raise
+            self.display.note(f"{problem}; trying the one before")
+            saved = before
+            self.record.close()
+            self.record.open(saved.step)
+            self.record.begin_live()
+
+    def describe(self) -> None:
+        """config.toml and versions.json: of a fresh run at once, of a resumed one when nothing can refuse it any more."""
+        # To resume is a wish of this life, not of the run.
+        self.folder.write_config(load.to_toml(self.cfg.model_copy(update={"resume": False})))
+        self.folder.write_versions()
 
     def restore(self, saved: checkpoint.Saved, loop: Loop) -> None:
         """The books as they were when the checkpoint was written."""

@@ -46,8 +46,9 @@ PACKAGES = (
 class RunFolder:
     """A run folder that this process holds. Use `open`, and `close` when the run is down."""
 
-    def __init__(self, path: Path, lock: int) -> None:
+    def __init__(self, path: Path, lock: int, made: bool = False) -> None:
         self.path = path
+        self.made = made  # by this process
         self._lock: int | None = lock
 
     @classmethod
@@ -57,7 +58,8 @@ class RunFolder:
         Raises UserError when another live run holds it, when a fresh run would write over an earlier one, when there is
         nothing to resume, and when the folder cannot be made.
         """
-        path = Path(run_dir) if run_dir is not None else default_path(name)
+        # Absolute: the actors that are told of it have another working directory.
+        path = (Path(run_dir) if run_dir is not None else default_path(name)).absolute()
         if resume and not path.is_dir():
             raise UserError(f"run_dir = {str(path)!r} does not exist, so there is nothing to resume: name a run's folder, or drop --resume")
         made = not path.exists()
@@ -79,7 +81,7 @@ class RunFolder:
             if made:
                 shutil.rmtree(path, ignore_errors=True)
             raise
-        return cls(path, lock)
+        return cls(path, lock, made)
 
     def write_config(self, text: str) -> Path:
         """The resolved config, as TOML text."""
@@ -100,6 +102,11 @@ class RunFolder:
         """`summary.json`: whole or not at all."""
         write_json(self.path / SUMMARY, summary)
         return self.path / SUMMARY
+
+    def discard(self) -> None:
+        """Remove the folder if this process made it and no step is in it, so that the same command can be given again, corrected."""
+        if self.made and not (self.path / "ledger.jsonl").exists() and not (self.path / "checkpoints").exists():
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def close(self) -> None:
         """Let go of the folder; a second call does nothing."""

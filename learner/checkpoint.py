@@ -189,18 +189,24 @@ def check_checkpoint(folder: Path | str) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text())
-        files, known = manifest["files"], manifest["format"] == FORMAT
+        files, known = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}, manifest["format"] == FORMAT
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist, so {folder} is no checkpoint of the learner: give another, or start anew") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): resume from another checkpoint") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is damaged or not a checkpoint's manifest: resume from another checkpoint") from error
     if not known:
         raise UserError(f"{path} has format {manifest['format']!r} and {FORMAT!r} is read here: resume from another checkpoint")
-    for name, entry in files.items():
+    for name, expected in files.items():
         shard = folder / name
         if not shard.is_file():
             raise UserError(f"{shard} is missing from its checkpoint: resume from another checkpoint")
-        if _checksum(shard) != (entry["bytes"], entry["sha256"]):
+        try:
+            whole = _checksum(shard) == expected
+        except OSError as error:
+            raise UserError(f"{shard} cannot be read ({error.strerror}): resume from another checkpoint") from error
+        if not whole:
             raise UserError(f"{shard} is damaged (its checksum differs from the one written with it): resume from another checkpoint")
     _check_index(folder / INDEX)
     return manifest

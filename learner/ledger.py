@@ -192,6 +192,7 @@ class Ledger:
         known = {"trained", "surplus", *(f"uninformative({k})" for k in UNINFORMATIVE)}
         wrong += [f"{name} is not a state that a group can end in." for name in self.groups if name not in known and name[:7] != "failed("]
         wrong += [f"{name} is not an account of tokens." for name in self.tokens if name not in _TOKEN_ACCOUNTS]
+        wrong += [f"{name} is no kind of a group without signal." for name in self.trained_uninformative if name not in UNINFORMATIVE]
         wrong += [f"{name} counts {n}, which is less than nothing." for name, n in self._all_counts() if n < 0]
         if (silent := sum(self.trained_uninformative.values())) > parts["trained"]:
             wrong.append(f"{silent} groups without signal are said to be among the {parts['trained']} trained.")
@@ -199,6 +200,8 @@ class Ledger:
         for state, n in [("trained", trained_tokens), *((s, self.tokens[s]) for s in CLOSED[1:])]:
             if n > 0 and not parts[state]:
                 wrong.append(f"{n} tokens are booked as {state}, but no group is {state}.")
+        if self.last_uid + 1 < self.dispatched:
+            wrong.append(f"{self.dispatched} groups were dispatched, but the last one's number, counted from 0, is {self.last_uid}.")
         beyond = [uid for uid in self._state if uid > self.last_uid]
         wrong += [f"Group {uid} is {self._state[uid]}, but the last one dispatched is {self.last_uid}." for uid in beyond]
         wrong += [f"Group {uid} holds tokens, but is {self._state.get(uid)}." for uid in self._tokens if self._state.get(uid) != "kept"]
@@ -212,6 +215,7 @@ class Ledger:
             ("received tokens", earlier.received, self.received),
             *((f"{n} groups", c, self.groups[n]) for n, c in earlier.groups.items()),
             *((f"{n} tokens", c, self.tokens[n]) for n, c in earlier.tokens.items()),
+            *((f"attempts that failed by {n}", c, self.attempts_failed[n]) for n, c in earlier.attempts_failed.items()),
         ):
             if now < before:
                 wrong.append(f"Between batches {earlier.batches} and {self.batches} the {name} fell from {before} to {now}.")
@@ -245,20 +249,27 @@ class Ledger:
                 raise ValueError(f"its format is {data['format']}, and this program reads {FORMAT}")
             new = cls()
             for name in ("batches", "dispatched", "last_uid", "received"):
-                setattr(new, name, int(data[name]))
+                setattr(new, name, _whole(data[name]))
             for name in ("groups", "tokens", "trained_uninformative", "attempts_failed"):
-                getattr(new, name).update({str(k): int(n) for k, n in data[name].items()})
+                getattr(new, name).update({str(k): _whole(n) for k, n in data[name].items()})
             for uid, state, tokens in data["live"]:
-                if uid in new._state or state not in LIVE:
+                if _whole(uid) in new._state or state not in LIVE:
                     raise ValueError(f"its group {uid} is listed twice or in no known state ({state})")
                 new._state[uid] = state
                 new._live[state] += 1
                 if tokens or state == "kept":
-                    new._tokens[uid] = int(tokens)
+                    new._tokens[uid] = _whole(tokens)
             new.held = sum(new._tokens.values())
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"it lacks or garbles a part ({error!r})") from error
         return new
+
+
+def _whole(number: Any) -> int:
+    """Raises ValueError for what is no whole number: rounded, a false book might close."""
+    if type(number) is not int:
+        raise ValueError(f"its {number!r} is no whole number")
+    return number
 
 
 def _sorted(table: Mapping[str, int]) -> dict[str, int]:

@@ -26,7 +26,10 @@ LOSS_FLAGS = (
     "loss_agg",
 )
 
-SAME_SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
+SAME_SHAPE = (
+    "model_type", "vocab_size", "hidden_size", "num_hidden_layers",
+    "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+)  # fmt: skip
 
 
 def other_shape(value_model: str, value: Mapping[str, Any], policy: Mapping[str, Any]) -> str:

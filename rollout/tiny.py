@@ -51,8 +51,8 @@ def tiny_model_config(tokenizer: Any, hidden: int = 128, layers: int = 4) -> dic
     """Arguments of a `Qwen3Config` for the tiny model. Raises UserError unless `hidden` is a multiple of 32 (its head size)."""
     if hidden % 32:
         raise UserError(
-            f"tiny_hidden = {hidden} must be a multiple of 32, the size of one head: take {hidden // 32 * 32 or 32} or "
-            f"{hidden // 32 * 32 + 32}"
+            f"tiny_hidden = {hidden} must be a multiple of 32, the size of one head: take "
+            + " or ".join(str(size) for size in (hidden // 32 * 32, hidden // 32 * 32 + 32) if size)
         )
     return {
         "vocab_size": len(tokenizer),

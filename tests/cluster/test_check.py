@@ -11,7 +11,9 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from cluster import check, hub, launch, resources
 from cluster.load import load
@@ -51,7 +53,7 @@ def model_folder(folder: Path, context: int = 4096, template: str | None = None)
     """A checkpoint's folder as far as `check` reads it."""
     build_tokenizer(folder, template)
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "max_position_embeddings": context}))
-    (folder / "model.safetensors").write_bytes(b"")
+    save_file({"weight": np.zeros(3, dtype=np.float32)}, folder / "model.safetensors")
     return folder
 
 
@@ -223,6 +225,12 @@ def test_a_mistyped_path_below_a_folder_that_is_here(tmp_path: Path, monkeypatch
     assert problems("--baseline", "critic", "--adv_norm", "batch", "--value_model", "m") == []
     [said] = problems("--baseline", "critic", "--adv_norm", "batch", "--value_model", "m", "--tiny_layers", "7")
     assert said.startswith("value_model = 'm' has ") and "architecture" in said
+    for key, value in (("intermediate_size", 7), ("num_attention_heads", 1), ("head_dim", 64)):
+        (tmp_path / "m" / "config.json").write_text(json.dumps({"model_type": "qwen3", key: value}))
+        [said] = problems("--baseline", "critic", "--adv_norm", "batch", "--value_model", "m")
+        assert said.startswith(f"value_model = 'm' has {key} = {value} and the policy ")
+    [said] = problems("--baseline", "critic", "--adv_norm", "batch", "--value_model", "tiny")
+    assert said.startswith("critic.value_model = 'tiny' is no checkpoint")
 
 
 def test_a_folder_without_tokenizer_files_blames_the_model(tmp_path: Path) -> None:
@@ -250,6 +258,17 @@ def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
     assert "config.json that cannot be read" in problems("--model", str(folder))[0]
     (folder / "config.json").unlink()
     assert "has no config.json" in problems("--model", str(folder))[0]
+    config = json.dumps({"model_type": "qwen3", "max_position_embeddings": 4096})
+    (folder / "config.json").write_text(config)
+    whole = (folder / "model.safetensors").read_bytes()
+    for damaged in (b"", whole[:-1], whole[:4]):
+        (folder / "model.safetensors").write_bytes(damaged)
+        [said] = problems("--model", str(folder))
+        assert "model.safetensors that cannot be read" in said and f"model.model = {str(folder)!r}" in said
+    (folder / "model.safetensors").write_bytes(whole)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"weight": "model-00002.safetensors"}}))
+    assert "model-00002.safetensors that cannot be read" in problems("--model", str(folder))[0]
+    (folder / "model.safetensors.index.json").unlink()
     (folder / "model.safetensors").unlink()
     assert "without weights" in problems("--model", str(folder))[0]
 

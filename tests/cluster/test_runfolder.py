@@ -33,7 +33,8 @@ def test_the_default_is_runs_name_time_and_never_the_same_twice(tmp_path: Path, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runfolder.time, "strftime", lambda form: "20300102-030405" if "%H%M%S" in form else "now")
     first, second = RunFolder.open(None, "sums"), RunFolder.open(None, "sums")
-    assert (str(first.path), str(second.path)) == ("runs/sums-20300102-030405", "runs/sums-20300102-030405-2")
+    runs = tmp_path / "runs"  # absolute: actors have another working directory
+    assert (first.path, second.path) == (runs / "sums-20300102-030405", runs / "sums-20300102-030405-2")
     first.close()
     second.close()
 
