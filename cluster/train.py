@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster import placement
-from cluster.config import RunConfig
+from cluster.config import RunConfig, with_whole_paths
 from cluster.runfolder import RunFolder, has_run
 from rollout.errors import UserError
 
-TINY = "tiny"  # made by code, also where a folder is called so
 JOB_COPY = "working_dir_files"  # the folder in which Ray unpacks what was submitted
 
 
@@ -33,22 +32,6 @@ def train(cfg: RunConfig) -> int:
         print("the run folder lies in the job's copy of the code, which Ray removes in time: give --run_dir as an absolute path")
     print(result.run_dir.resolve())
     return result.code
-
-
-def with_whole_paths(cfg: RunConfig) -> RunConfig:
-    """The config with checkpoint folders as absolute paths: actors, and a resume, have other working directories."""
-    model, critic = cfg.model.model, cfg.critic.value_model
-    return cfg.model_copy(
-        update={
-            "model": cfg.model.model_copy(update={"model": whole_path(model)}),
-            "critic": cfg.critic.model_copy(update={"value_model": critic and whole_path(critic)}),
-        }
-    )
-
-
-def whole_path(name: str) -> str:
-    """A folder's absolute path; the name of anything else as it is."""
-    return str(Path(name).absolute()) if Path(name).is_dir() and name != TINY else name
 
 
 def run(cfg: RunConfig, *, seconds_setup: float = 0.0) -> RunResult:

@@ -104,6 +104,59 @@ def test_damage_is_named_and_the_one_before_is_used(tmp_path: Path, name: str) -
     assert len(said) == 1 and str(file) in said[0]
 
 
+def test_a_damaged_later_one_takes_no_place_of_a_good_one(tmp_path: Path) -> None:
+    """The run has gone on from before it: what it writes then is the newest, whatever the others are called."""
+    for step in (1, 2):
+        write(tmp_path, step)
+    (write(tmp_path, 4) / checkpoint.GROUPS).unlink()
+    for name in ("step-000099", "step-²"):
+        (tmp_path / "checkpoints" / name).mkdir()
+    write(tmp_path, 3, keep=1)
+    assert checkpoint.steps_in(tmp_path) == [3, 4, 99]
+    said: list[str] = []
+    saved = checkpoint.newest_good(tmp_path, said.append)
+    assert saved is not None and saved.step == 3 and len(said) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        (f"{checkpoint.LEARNER}/{MANIFEST}", '"counters"', '"counterz"'),
+        (checkpoint.MANIFEST, '"step"', '"stfp"'),
+        (checkpoint.MANIFEST, '"step": 2', '"step": 3'),
+        (checkpoint.MANIFEST, '"step": 2', '"step": 2.0'),
+        (checkpoint.MANIFEST, '"files"', '"filez"'),
+    ],
+)
+def test_a_changed_manifest_is_named_and_the_one_before_is_used(tmp_path: Path, name: str, old: str, new: str) -> None:
+    write(tmp_path, 1)
+    file = write(tmp_path, 2) / name
+    file.write_text(file.read_text().replace(old, new))
+    said: list[str] = []
+    saved = checkpoint.newest_good(tmp_path, said.append)
+    assert saved is not None and saved.step == 1 and str(file) in said[0]
+
+
+@pytest.mark.parametrize("name", [checkpoint.CONTROLLER, checkpoint.MANIFEST, f"{checkpoint.LEARNER}/{MANIFEST}"])
+def test_what_cannot_be_read_is_named_and_the_one_before_is_used(tmp_path: Path, name: str) -> None:
+    """A folder in a file's place, which nobody may open as one."""
+    write(tmp_path, 1)
+    file = write(tmp_path, 2) / name
+    file.unlink()
+    file.mkdir()
+    said: list[str] = []
+    saved = checkpoint.newest_good(tmp_path, said.append)
+    assert saved is not None and saved.step == 1 and str(file) in said[0]
+
+
+def test_a_renamed_checkpoint_is_not_that_of_the_new_name(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    write(tmp_path, 2).rename(tmp_path / "checkpoints" / "step-000060")
+    said: list[str] = []
+    saved = checkpoint.newest_good(tmp_path, said.append)
+    assert saved is not None and saved.step == 1 and "step-000060" in said[0]
+
+
 def test_nothing_but_damage_is_an_error_of_one_sentence(tmp_path: Path) -> None:
     (write(tmp_path, 1) / checkpoint.GROUPS).unlink()
     with pytest.raises(UserError, match="no checkpoint that is whole"):

@@ -94,6 +94,48 @@ def test_a_damaged_line_in_the_middle_is_a_problem(tmp_path: Path) -> None:
     assert read_books(tmp_path).problems[0].startswith(f"Line 1 of {LEDGER_FILE} is no snapshot")
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("received", float("inf")), ("received", 14.0), ("batches", True), ("last_uid", -1), ("attempts_failed", {"[/x]": -1}),
+        ("trained_uninformative", {"dull": 1}), ("live", [[None, "kept", 0]]), ("live", [["5", "kept", 0]]), ("tokens", None),
+    ],
+)  # fmt: skip
+def test_what_no_ledger_has_is_a_problem_and_never_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, value: object
+) -> None:
+    append_snapshot(tmp_path, step(Ledger()))
+    path = tmp_path / LEDGER_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}) + "\n")
+    assert main([str(tmp_path)]) == 1
+    assert "The books do not close" in capsys.readouterr().out
+
+
+def test_names_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Square brackets are no markup."""
+    append_snapshot(tmp_path, step(Ledger()))
+    path = tmp_path / LEDGER_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"attempts_failed": {"[/x]": 2}}) + "\n")
+    assert main([str(tmp_path)]) == 0
+    assert "[/x] 2" in capsys.readouterr().out
+
+
+def test_failed_attempts_only_become_more(tmp_path: Path) -> None:
+    ledger = step(Ledger())
+    ledger.attempts_failed["deadline"] = 5
+    append_snapshot(tmp_path, ledger)
+    ledger.attempts_failed["deadline"] = 4
+    append_snapshot(tmp_path, step(ledger))
+    assert read_books(tmp_path).problems == ["Line 2: Between batches 1 and 2 the attempts that failed by deadline fell from 5 to 4."]
+
+
+def test_nesting_without_end_is_a_problem(tmp_path: Path) -> None:
+    append_snapshot(tmp_path, step(Ledger()))
+    path = tmp_path / LEDGER_FILE
+    path.write_text("[" * 100_000 + "\n" + path.read_text())
+    assert len(read_books(tmp_path).problems) == 1
+
+
 @pytest.mark.parametrize("make", ["nothing", "folder", "empty"])
 def test_user_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], make: str) -> None:
     run = tmp_path / "run"

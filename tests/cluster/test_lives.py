@@ -230,6 +230,36 @@ def test_damage_is_one_sentence_and_the_checkpoint_before_is_used(whole: Whole, 
 
 
 @pytest.mark.parametrize("staleness", [0], indirect=True)
+def test_a_checkpoint_of_another_model_is_named_and_the_one_before_is_used(whole: Whole, lives: Lives, staleness: int) -> None:
+    """Only the ranks can tell. The last checkpoint of a run that has none but such is an error of one sentence."""
+    run_dir, other = whole.run_dir.with_name("mixed"), whole.run_dir.with_name("other")
+    shutil.copytree(whole.run_dir, run_dir)
+    assert lives("--run_dir", str(other), "--tiny_hidden", "64")["code"] == 0
+    newest, flags = run_dir / "checkpoints" / f"step-{STEPS:06d}", ["--run_dir", str(run_dir), "--engines", "2", "--resume"]
+    shutil.rmtree(newest)
+    shutil.copytree(other / "checkpoints" / newest.name, newest)
+    done = lives(*flags)
+    assert done["code"] == 0 and f"resumes at step {STEPS - 1}" in done["text"], done["text"]
+    (said,) = [line for line in done["text"].splitlines() if "another model" in line]
+    assert str(newest) in said and "trying the one before" in said
+    assert_equal(whole.run_dir, run_dir, staleness)
+    shutil.rmtree(run_dir / "checkpoints")
+    shutil.copytree(other / "checkpoints", run_dir / "checkpoints")
+    done = lives(*flags)
+    assert done["code"] == 2 and "Traceback" not in done["text"]
+    assert "another model" in done["text"].splitlines()[-1]
+
+
+@pytest.mark.parametrize("staleness", [0], indirect=True)
+@pytest.mark.parametrize(("flag", "value"), [("seed", "5"), ("tiny_hidden", "64"), ("variant", "vapo")])
+def test_a_resume_that_is_refused_leaves_the_config_as_it_was(whole: Whole, lives: Lives, staleness: int, flag: str, value: str) -> None:
+    before = (whole.run_dir / "config.toml").read_bytes()
+    done = lives("--run_dir", str(whole.run_dir), "--resume", f"--{flag}", value)
+    assert done["code"] == 2 and "Traceback" not in done["text"], done["text"]
+    assert (whole.run_dir / "config.toml").read_bytes() == before
+
+
+@pytest.mark.parametrize("staleness", [0], indirect=True)
 def test_a_run_ends_cleanly_when_every_prompt_is_retired_also_in_two_lives(whole: Whole, lives: Lives, staleness: int) -> None:
     """With a curriculum on top. Synchronously both are exact as well: they go by the groups of each step, in dispatch order."""
     flags = ["--retire_after", "1", "--curriculum", "true", "--engines", "2", "--on_refill_limit", "short"]

@@ -39,6 +39,18 @@ def test_the_default_is_runs_name_time_and_never_the_same_twice(tmp_path: Path, 
     second.close()
 
 
+def test_a_folder_is_discarded_if_this_run_made_it_and_took_no_step(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for name, step, left in (("new", False, False), ("new", True, True), ("there", False, True)):
+        folder = RunFolder.open(tmp_path / name)
+        (folder.path / "config.toml").touch()
+        if step:
+            (folder.path / "ledger.jsonl").touch()
+        folder.discard()
+        folder.close()
+        assert folder.path.exists() == left
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_folder_that_a_live_run_holds_is_refused_with_its_pid(tmp_path: Path, resume: bool) -> None:
     path = str(tmp_path / "run")

@@ -20,7 +20,7 @@ from tests.chaos.processes import MARK, kill, left_behind, marked
 
 ROOT = Path(__file__).parents[2]
 # A head that `ray.init` starts asks for a token, which a process that joins it shows only when it is told to.
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "RAY_AUTH_MODE": "token"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "RAY_AUTH_MODE": "token"}
 # Keys as a user's environment has them; no trace of them may be found in what a run leaves behind. wandb stays on this machine.
 SECRETS = {name: f"{name.lower()}-{'5ec2e7' * 8}" for name in ("WANDB_API_KEY", "HF_TOKEN", "OPENAI_API_KEY")}
 
@@ -38,6 +38,7 @@ class Command:
     """A `winnow` command under way. Its processes carry a mark, so that those left behind can be found."""
 
     args: Sequence[str]
+    cwd: Path = ROOT
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     process: subprocess.Popen[str] = field(init=False)
     lines: list[str] = field(default_factory=list)
@@ -48,7 +49,7 @@ class Command:
             env.pop("RAY_AUTH_MODE")  # a private cluster needs nothing of the user's
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cluster.launch", *self.args],
-            cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            cwd=self.cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 
     def until(self, pattern: str) -> str:
@@ -85,8 +86,8 @@ def command() -> Iterator[Callable[..., Command]]:
     """Starts `winnow` with arguments; whatever still lives of it at the end is killed."""
     started: list[Command] = []
 
-    def start(*args: str) -> Command:
-        started.append(Command(args))
+    def start(*args: str, cwd: Path = ROOT) -> Command:
+        started.append(Command(args, cwd))
         return started[-1]
 
     yield start
@@ -97,7 +98,7 @@ def command() -> Iterator[Callable[..., Command]]:
 @pytest.fixture(scope="session")
 def small(command: Callable[..., Command]) -> Callable[..., Command]:
     """Starts `winnow train` on the small recipe, with flags."""
-    return lambda *flags: command("train", *SMALL, *flags)
+    return lambda *flags, cwd=ROOT: command("train", *SMALL, *flags, cwd=cwd)
 
 
 @pytest.fixture(scope="session")
