@@ -143,3 +143,14 @@ def test_a_mistake_in_a_real_process_leaves_no_traceback() -> None:
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "winnow: unknown flag --optim.lrr: did you mean --optim.lr?\n"
+
+
+@pytest.mark.parametrize("line", ["train arithmetic --run_dir", "train arithmetic --model", "ledger", "train"])
+def test_a_name_that_is_too_long_for_a_file_is_one_sentence(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert launch.main([*line.split(), "x" * 300]) == 2
+    said = capsys.readouterr().err
+    assert "shorten it" in said and said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
