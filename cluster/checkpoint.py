@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 import ray
 
+from cluster.health import on_ranks
+from cluster.services import Services
 from rollout.errors import UserError
 from rollout.records import Completion, Group, Prompt, Span
 from verifier.records import ScoredGroup
@@ -161,6 +163,29 @@ def read(folder: Path) -> Saved:
     with np.load(folder / GROUPS, allow_pickle=False) as arrays:
         groups = groups_of(arrays)
     return Saved(folder, step, controller, groups)
+
+
+async def load(services: Services, saved: Saved, run_dir: Path, say: Any = print) -> Saved:
+    """A checkpoint into the ranks: `saved`, or the newest before it that is of this run's model, which only they can tell.
+
+    Raises the UserError of the first when there is none.
+    """
+    refused: UserError | None = None
+    while True:
+        try:
+            await on_ranks(services, "load", saved.learner)
+            return saved
+        except (UserError, ray.exceptions.RayTaskError) as error:
+            cause = getattr(error, "cause", None) or error
+            if not isinstance(cause, UserError):
+                raise
+        refused, before = refused or UserError(str(cause)), None
+        with contextlib.suppress(UserError):  # every one before it is damaged, and named
+            before = newest_good(run_dir, say, below=saved.step)
+        if before is None:
+            raise refused
+        say(f"{cause}; trying the one before")
+        saved = before
 
 
 # -- groups as plain arrays -------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -305,20 +304,3 @@ def _check_eval(cfg: RunConfig) -> Iterator[str]:
 def toml_like(value: object) -> str:
     """A value as a recipe would spell it, for messages."""
     return str(value).lower() if isinstance(value, bool) else repr(value)
-
-
-def with_whole_paths(cfg: RunConfig) -> RunConfig:
-    """The config with the run's and the checkpoints' folders as absolute paths: actors, and a resume, have other working directories."""
-    model, value_model = cfg.model.model, cfg.critic.value_model
-    return cfg.model_copy(
-        update={
-            "run_dir": cfg.run_dir and str(Path(cfg.run_dir).absolute()),
-            "model": cfg.model.model_copy(update={"model": _whole_path(model)}),
-            "critic": cfg.critic.model_copy(update={"value_model": value_model and _whole_path(value_model)}),
-        }
-    )
-
-
-def _whole_path(name: str) -> str:
-    """A folder's absolute path; a hub's name, and `tiny`, as they are."""
-    return str(Path(name).absolute()) if name != "tiny" and Path(name).is_dir() else name

@@ -103,10 +103,11 @@ def _check_weights(folder: Path, name: str, key: str) -> None:
     """Raises UserError where a file of weights is missing, or not as long as its own header says; reads no weight."""
     from safetensors import SafetensorError, safe_open
 
-    files = {path.name for path in folder.glob("*.safetensors")}
+    files = {path.name for path in folder.glob("*.safetensors") if not path.name.startswith(".")}
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        files |= set(_read(index, name, key, index.name).get("weight_map", {}).values())
+        places = _read(index, name, key, index.name).get("weight_map")
+        files |= {str(file) for file in places.values()} if isinstance(places, dict) else set()
     for file in sorted(files):
         try:
             with safe_open(folder / file, framework="numpy"):

@@ -210,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"winnow: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if error.errno != errno.ENAMETOOLONG or error.filename is None:
             raise
         print(f"winnow: {str(error.filename)[:60]!r}… is longer than a file's name can be: shorten it", file=sys.stderr)
         return 2

@@ -92,7 +92,7 @@ def read_books(run_dir: Path) -> Books:
             continue
         problems += [f"Line {number}: {sentence}" for sentence in ledger.check()]
         # A second resume from one checkpoint has the number of the first.
-        if ledgers and (life != before or ledger.batches < ledgers[-1].batches):
+        if ledgers and (life != before or ledger.batches <= ledgers[-1].batches):
             resumes += 1
         elif ledgers:
             problems += [f"Line {number}: {sentence}" for sentence in ledger.check_after(ledgers[-1])]

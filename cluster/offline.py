@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from cluster import checkpoint, load, placement
-from cluster.config import RunConfig, with_whole_paths
+from cluster.config import RunConfig
 from cluster.evaluate import Evaluator
 from cluster.health import Health, Restarts
 from cluster.prepare import Prepared, prepare
@@ -23,9 +23,8 @@ def evaluate(cfg: RunConfig) -> int:
 
     Of a run folder the newest whole checkpoint is evaluated; of a recipe, the model that it names.
     """
-    cfg = with_whole_paths(cfg)
     with tempfile.TemporaryDirectory() as scratch:
-        run_dir = Path(cfg.run_dir) if cfg.run_dir else None
+        run_dir = Path(cfg.run_dir).absolute() if cfg.run_dir else None
         saved = checkpoint.newest_good(run_dir) if run_dir is not None else None
         prepared = prepare(cfg, run_dir if saved is not None and run_dir is not None else Path(scratch))
         if saved is not None:

@@ -53,7 +53,8 @@ def prepare(cfg: RunConfig, run_dir: Path) -> Prepared:
 
     logging.disable_progress_bar()  # a bar for files that take milliseconds
     objective = resolved_objective(cfg)
-    folder = tiny_model(cfg, run_dir) if cfg.model.model == TINY else cfg.model.model
+    folder = tiny_model(cfg, run_dir) if cfg.model.model == TINY else whole_path(cfg.model.model)
+    value_model = cfg.critic.value_model and whole_path(cfg.critic.value_model)
     tokenizer = chat.load_tokenizer(folder, cfg.model.trust_remote_code)
     tokenizer_folder = run_dir / "tokenizer"
     tokenizer.save_pretrained(tokenizer_folder)
@@ -75,15 +76,20 @@ def prepare(cfg: RunConfig, run_dir: Path) -> Prepared:
         # The reference is what RL starts from, which after a warm-up is its result.
         reference=str(warm_folder) if cfg.warmup.warmup_steps else folder,
         reward_weights=tuple(cfg.verify.reward_weights.values()) or None,
-        critic=cfg.critic,
+        critic=cfg.critic.model_copy(update={"value_model": value_model}),
         seed=cfg.seed,
     )
-    if objective.baseline == "critic" and cfg.critic.value_model is not None:
+    if objective.baseline == "critic" and value_model is not None:
         from learner.model import check_value_model
 
-        check_value_model(cfg.critic.value_model, folder, cfg.model.trust_remote_code)
+        check_value_model(value_model, folder, cfg.model.trust_remote_code)
     stream = PromptStream(cfg.data, tokenizer, cfg.seed, run_dir)
     return Prepared(facts, settings, tokenizer, str(tokenizer_folder), stream, warm_folder, notes_of(cfg, objective))
+
+
+def whole_path(name: str) -> str:
+    """A checkpoint folder's absolute path, since actors have another working directory; the name of what is on a hub as it is."""
+    return str(Path(name).absolute()) if Path(name).is_dir() else name
 
 
 def notes_of(cfg: RunConfig, objective: ObjectiveConfig) -> tuple[str, ...]:

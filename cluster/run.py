@@ -50,6 +50,7 @@ class Session:
         self.joining: asyncio.Future[None] | None = None
         self.engines_ready: asyncio.Future[None] | None = None
         self.stop_signal = ""
+        self.newest: int | None = None  # step of the newest checkpoint that this process has loaded or written
         self.lives = 0  # ended by the loss of a learner rank
         self.restarts = Restarts(cfg.cluster.max_restarts)
 
@@ -64,8 +65,9 @@ class Session:
         except asyncio.CancelledError:
             code = INTERRUPTED
         except StepGivenUp as error:
-            steps = checkpoint.steps_in(self.run_dir)
-            begins = f"from the checkpoint of step {steps[-1]}" if steps else "from its beginning, for there is no checkpoint yet"
+            begins = "from its beginning, for there is no checkpoint yet"
+            if self.newest is not None:
+                begins = f"from the checkpoint of step {self.newest}"
             self.display.note(f"{error}: the run can go on {begins}, and what was trained since is trained again")
         except (RunFailed, RefillError, WeightError, LifeLost) as error:
             self.display.note(str(error))
@@ -154,19 +156,24 @@ class Session:
     async def train(self, resume: bool) -> None:
         """The whole of it, phase after phase."""
         cfg = self.cfg
-        saved = checkpoint.newest_good(self.run_dir, self.display.note) if resume else None
-        if saved is None:
+        below = None if self.newest is None else self.newest + 1  # a later one was passed over
+        saved = checkpoint.newest_good(self.run_dir, self.display.note, below) if resume else None
+        if not resume:
             self.describe()
         self.display.phase("preparing the model and the prompts")
         prepared = await asyncio.to_thread(prepare, cfg, self.run_dir)
         self.tokenizer_folder = prepared.tokenizer_folder
         for note in prepared.notes:
             self.display.note(note)
-        self.record.open((saved.step if saved else -1) if resume else None)
+        if saved is None:
+            self.record.open(-1 if resume else None)
         self.display.phase("starting the actors")
         services = await self.start(prepared)
         if saved is not None:
-            saved = await self.load(services, saved)
+            saved = await checkpoint.load(services, saved, self.run_dir, self.display.note)
+            self.newest = saved.step
+            self.record.open(saved.step)  # not before: it cuts off what was logged after that step
+            self.record.begin_live()
             self.display.note(f"resumes at step {saved.step} from {saved.folder}")
         else:
             await self.warm_up(prepared, services)
@@ -189,7 +196,7 @@ class Session:
         try:
             await asyncio.shield(self.joining)  # Ray can be left only once it is joined
         except RuntimeError as error:
-            raise RunFailed(f"{error}; if the machine is too busy or too full, make room, and start again") from error
+            raise RunFailed(f"{error}; make room on this machine, and give the command again with --resume auto") from error
         self.catch_signals()
         self.record.begin_live()
         self.places = await self.reserve()
@@ -288,10 +295,11 @@ class Session:
         )
         if saved is not None:
             self.restore(saved, loop)
-            self.describe()
         elif evaluator.prompts:
             self.display.phase("evaluating before training")
             await self.evaluated(0, await evaluator.run())
+        if cfg.resume or self.lives:
+            self.describe()
         self.record.seconds["start"] = self.record.elapsed() - self.record.seconds.get("warmup", 0.0)
         self.loop = loop
         self.display.phase("training")
@@ -299,7 +307,10 @@ class Session:
         try:
             await loop.run()
         except (RunFailed, RefillError):
-            await self.save()
+            try:
+                await self.save()
+            except RunFailed as second:
+                self.display.note(str(second))
             raise
         finally:
             self.record.seconds["rl"] += time.monotonic() - started
@@ -314,15 +325,17 @@ class Session:
     # -- state ------------------------------------------------------------------------------------------------------
 
     async def save(self) -> None:
-        """One checkpoint: the learner's shards and the books of the same moment."""
+        """One checkpoint: the learner's shards and the books of the same moment. RunFailed where the disk is full or protected."""
         try:
             await self.write_checkpoint()
         except OSError as error:
+            if isinstance(error, ray.exceptions.RayError) or error.strerror is None:
+                raise
             where = self.run_dir / "checkpoints"
             raise RunFailed(f"no checkpoint can be written to {where} ({error.strerror}): make room, or get the right to write") from error
 
     async def write_checkpoint(self) -> None:
-        """As `save` does, with the errors of a full or protected disk."""
+        """As `save` does, with the disk's own errors."""
         loop, services = self.loop, self.services
         assert loop is not None and services is not None
         step = loop.step
@@ -339,25 +352,7 @@ class Session:
         }
         groups = await asyncio.to_thread(checkpoint.fetch, refs)
         await asyncio.to_thread(checkpoint.finish, self.run_dir, step, controller, groups, self.cfg.log.keep_checkpoints)
-
-    async def load(self, services: Services, saved: checkpoint.Saved) -> checkpoint.Saved:
-        """A checkpoint into the ranks: `saved`, or the newest before it that is of this run's model, which only they can tell."""
-        while True:
-            try:
-                await on_ranks(services, "load", saved.learner)
-                return saved
-            except (UserError, ray.exceptions.RayTaskError) as error:
-                problem = error if isinstance(error, UserError) else getattr(error, "cause", None)
-                before = (
-                    checkpoint.newest_good(self.run_dir, self.display.note, below=saved.step) if isinstance(problem, UserError) else None
-                )
-                if before is None:
-                    raise
-            self.display.note(f"{problem}; trying the one before")
-            saved = before
-            self.record.close()
-            self.record.open(saved.step)
-            self.record.begin_live()
+        self.newest = step
 
     def describe(self) -> None:
         """config.toml and versions.json: of a fresh run at once, of a resumed one when nothing can refuse it any more."""

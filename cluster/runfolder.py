@@ -104,8 +104,9 @@ class RunFolder:
         return self.path / SUMMARY
 
     def discard(self) -> None:
-        """Remove the folder if this process made it and no step is in it, so that the same command can be given again, corrected."""
-        if self.made and not (self.path / "ledger.jsonl").exists() and not (self.path / "checkpoints").exists():
+        """Remove the folder if this process made it and no work is in it, so that the same command can be given again, corrected."""
+        work = ("ledger.jsonl", "checkpoints", "exports", EVALUATIONS)
+        if self.made and not any((self.path / name).exists() for name in work) and not any(self.path.rglob("warmup-*")):
             shutil.rmtree(self.path, ignore_errors=True)
 
     def close(self) -> None:

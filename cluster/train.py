@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import placement
-from cluster.config import RunConfig, with_whole_paths
+from cluster.config import RunConfig
 from cluster.runfolder import RunFolder, has_run
 from rollout.errors import UserError
 
@@ -40,7 +40,7 @@ def run(cfg: RunConfig, *, seconds_setup: float = 0.0) -> RunResult:
         cfg = cfg.model_copy(update={"resume": has_run(cfg.run_dir)})
     folder = RunFolder.open(cfg.run_dir, cfg.name, bool(cfg.resume))
     try:
-        cfg = with_whole_paths(cfg.model_copy(update={"run_dir": str(folder.path)}))
+        cfg.run_dir = str(folder.path)
         placement.begin(cfg)
         from cluster.run import Session
 

@@ -68,6 +68,18 @@ def test_a_count_that_falls_within_a_life_is_a_problem_and_a_resume_is_none(tmp_
     assert read_books(tmp_path).problems == ["Line 3: Between batches 2 and 3 the failed(generation) groups fell from 1 to 0."]
 
 
+def test_two_resumes_from_one_checkpoint_are_two_lives(tmp_path: Path) -> None:
+    """Both have the same number, since the first wrote no checkpoint, and may have the same step."""
+    ledger = step(Ledger())
+    append_snapshot(tmp_path, ledger)
+    first = Ledger.from_json(ledger.to_json())
+    first.attempts_failed["deadline"] = 5
+    append_snapshot(tmp_path, step(first), life=1)
+    append_snapshot(tmp_path, step(Ledger.from_json(ledger.to_json())), life=1)
+    books = read_books(tmp_path)
+    assert (books.problems, books.resumes) == ([], 2)
+
+
 def test_torn_last_line_is_no_problem_and_is_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ledger = Ledger()
     append_snapshot(tmp_path, step(ledger))

@@ -252,11 +252,30 @@ def test_a_checkpoint_of_another_model_is_named_and_the_one_before_is_used(whole
 
 @pytest.mark.parametrize("staleness", [0], indirect=True)
 @pytest.mark.parametrize(("flag", "value"), [("seed", "5"), ("tiny_hidden", "64"), ("variant", "vapo")])
-def test_a_resume_that_is_refused_leaves_the_config_as_it_was(whole: Whole, lives: Lives, staleness: int, flag: str, value: str) -> None:
-    before = (whole.run_dir / "config.toml").read_bytes()
-    done = lives("--run_dir", str(whole.run_dir), "--resume", f"--{flag}", value)
+def test_a_resume_that_is_refused_leaves_the_run_as_it_was(
+    whole: Whole, lives: Lives, staleness: int, tmp_path: Path, flag: str, value: str
+) -> None:
+    """Its config, its books and every log, also where each of its checkpoints was tried."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(whole.run_dir, run_dir)
+    before = {p.name: p.read_bytes() for p in run_dir.iterdir() if p.suffix in (".toml", ".jsonl")}
+    done = lives("--run_dir", str(run_dir), "--resume", f"--{flag}", value)
     assert done["code"] == 2 and "Traceback" not in done["text"], done["text"]
-    assert (whole.run_dir / "config.toml").read_bytes() == before
+    assert {name: (run_dir / name).read_bytes() for name in before} == before
+
+
+@pytest.mark.parametrize("staleness", [0], indirect=True)
+def test_flags_that_no_checkpoint_fits_are_told_of_even_where_the_last_is_damaged(
+    whole: Whole, lives: Lives, staleness: int, tmp_path: Path
+) -> None:
+    """Not that the run must be started anew."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(whole.run_dir, run_dir)
+    for folder in sorted((run_dir / "checkpoints").iterdir())[:-1]:
+        (folder / "groups.npz").unlink()
+    done = lives("--run_dir", str(run_dir), "--resume", "--variant", "vapo")
+    last = done["text"].splitlines()[-1]
+    assert done["code"] == 2 and f"step-{STEPS:06d}" in last and "resume with the baseline of the run that wrote it" in last
 
 
 @pytest.mark.parametrize("staleness", [0], indirect=True)

@@ -41,11 +41,11 @@ def test_the_default_is_runs_name_time_and_never_the_same_twice(tmp_path: Path, 
 
 def test_a_folder_is_discarded_if_this_run_made_it_and_took_no_step(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
-    for name, step, left in (("new", False, False), ("new", True, True), ("there", False, True)):
+    for name, work, left in (("new", "", False), ("new", "ledger.jsonl", True), ("warm", "warmup-1", True), ("there", "", True)):
         folder = RunFolder.open(tmp_path / name)
         (folder.path / "config.toml").touch()
-        if step:
-            (folder.path / "ledger.jsonl").touch()
+        if work:
+            (folder.path / work).touch()
         folder.discard()
         folder.close()
         assert folder.path.exists() == left
