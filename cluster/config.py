@@ -43,7 +43,7 @@ class WarmupConfig(BaseModel):
     warmup_guess_share: float = Field(0.7, ge=0, le=1, description="share of examples that guess instead of working the sum out")
     warmup_guess_right: float = Field(1 / 3, ge=0, le=1, description="share of the guesses that are right")
     warmup_dir: str | None = Field(None, description="folder in which runs with the same warm-up share its result; default: the run's own")
-    warmup_seed: int | None = Field(None, ge=0, le=2**63 - 1, description="seed of the warm-up and of the tiny model; default: seed")
+    warmup_seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="seed of the warm-up and of the tiny model; default: seed")
 
 
 class LogConfig(BaseModel):
@@ -83,7 +83,7 @@ class RunConfig(BaseModel):
 
     name: str = Field("run", description="name of the run")
     steps: int = Field(100, ge=0, description="batches to train on; those of --value_pretrain come before them")
-    seed: int = Field(0, ge=0, le=2**63 - 1, description="seed of prompts, sampling and initial weights")
+    seed: int = Field(0, ge=-(2**63), le=2**63 - 1, description="seed of prompts, sampling and initial weights")
     run_dir: str | None = Field(None, description="run folder; default: runs/NAME-TIME")
     resume: bool | Literal["auto"] = Field(
         False, description="go on from the newest good checkpoint in run_dir; auto: if run_dir holds a run"
