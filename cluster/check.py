@@ -125,9 +125,7 @@ def _value_model(cfg: RunConfig, name: str) -> Finding:
     except UserError as error:
         return Finding("problem", "model", str(error))
     try:
-        policy = hub.model_settings(cfg.model.model)[0]
-        if cfg.model.model == "tiny":
-            policy = _tiny_settings(cfg)
+        policy = _tiny_settings(cfg) if cfg.model.model == "tiny" else hub.model_settings(cfg.model.model)[0]
     except (hub.Unseen, UserError):
         policy = {}  # told of the model itself
     wrong = other_shape(name, settings, policy)

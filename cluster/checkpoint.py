@@ -142,7 +142,9 @@ def read(folder: Path) -> Saved:
         manifest = json.loads((folder / MANIFEST).read_text())
         if manifest["format"] != FORMAT:
             raise UserError(f"{folder / MANIFEST} is of format {manifest['format']!r}, not {FORMAT!r}")
-        files, step = {name: manifest["files"][name] for name in SUMMED if name in manifest["files"] or "/" not in name}, manifest["step"]
+        sums, step = manifest["files"], manifest["step"]
+        files = {name: sums[name] for name in (CONTROLLER, GROUPS)}
+        files |= {name: sums[name] for name in SUMMED if name in sums}  # the learner's manifest had no sum at first
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, UserError):
             raise

@@ -298,7 +298,7 @@ class Session:
         elif evaluator.prompts:
             self.display.phase("evaluating before training")
             await self.evaluated(0, await evaluator.run())
-        if cfg.resume or self.lives:
+        if cfg.resume:
             self.describe()
         self.record.seconds["start"] = self.record.elapsed() - self.record.seconds.get("warmup", 0.0)
         self.loop = loop
