@@ -17,6 +17,7 @@ import ray
 from cluster.config import RunConfig
 from cluster.placement import Places, bundles, counts
 from learner.actor import LearnerRank
+from learner.allocator import ENVIRONMENT
 from learner.settings import LearnerSettings
 from rollout.actor import Rollout
 from verifier.actor import VerifierActor
@@ -95,8 +96,8 @@ class Maker:
         """`prewarm` names the verifiers to have ready. Without `settings` there is no learner, and engines read the checkpoint."""
         self.config, self.settings, self.facts, self.places, self.prewarm = config, settings, facts, places, list(prewarm)
 
-    def _options(self, kind: str, index: int, threads: int) -> dict[str, Any]:
-        return self.places.options(kind, index, bundles(self.config)[kind], environment(threads))
+    def _options(self, kind: str, index: int, threads: int, **variables: str) -> dict[str, Any]:
+        return self.places.options(kind, index, bundles(self.config)[kind], environment(threads) | variables)
 
     def engine(self, index: int) -> Any:
         """Rollout worker number `index`; it has not started yet."""
@@ -117,7 +118,8 @@ class Maker:
     def rank(self, index: int) -> Any:
         """Learner rank number `index`."""
         model, roll, ranks = self.config.model, self.config.rollout, self.config.model.learner_ranks
-        rank = ray.remote(LearnerRank).options(**self._options("rank", index, model.learner_threads), max_concurrency=2)
+        heap = {} if model.learner_gpus else ENVIRONMENT
+        rank = ray.remote(LearnerRank).options(**self._options("rank", index, model.learner_threads, **heap), max_concurrency=2)
         weights = {"publish_dtype": roll.engine_dtype, "deltas": roll.weight_delta}
         return rank.remote(index, ranks, self.settings, threads=model.learner_threads, **weights)
 

@@ -9,6 +9,10 @@ KEPT = 2**31 - 1  # bytes free at the heap's top before they go back to the syst
 OWN_MAPPING = 32 * 2**20  # bytes; the most that mallopt takes
 EVERY = 32  # batches
 
+ENVIRONMENT = {"MALLOC_ARENA_MAX": "1"}
+"""What the process has to be started with: one heap for all its threads. The backward pass runs on a thread of torch's own, whose heap
+`keep_freed_memory` does not reach: glibc gives the pieces of such a heap back whole, 34 MiB of them in every step of a tiny model."""
+
 
 def keep_freed_memory() -> bool:
     """Whether the C library (glibc) was told to keep freed memory for what is allocated next.

@@ -1,6 +1,7 @@
 """Attention over sequences that lie one after another, without padding and without a mask; answers of a group share their prompt.
 
-Shape legend: Q heads, D head size, L = R·W positions of a micro-batch, S segments, B sequences of a bucket, T their padded length.
+Shape legend: Q heads, D head size, L = R·W positions of a micro-batch, S segments, P runs of answers,
+B sequences of a bucket, T their padded length.
 
 A segment is a run of positions that attends causally to itself and, where it has a prefix, to all of that prefix: a prompt once, then
 each of its answers with the prompt as prefix. A dense L × L mask costs as much as all linear layers at a few thousand tokens; here the
@@ -11,6 +12,7 @@ gradient (the identity that blockwise attention rests on, arXiv 2310.01889).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +32,8 @@ aten: Any = torch.ops.aten
 class Bucket:
     """Segments of similar length as one padded batch. Padding repeats a segment's last position, after it, where no real one looks.
 
-    `gather` are the B·T positions read; `real` says which of them are no padding, and `positions` where these lie. A bucket of one
-    segment is a slice from `start`, and these are None.
+    `gather` are the B·T positions read; `real` says which of them are no padding, and `positions` where these lie; `padding`
+    [B, T, 1, 1] marks the others, where there are any. A bucket of one segment is a slice from `start`, and these are None.
     """
 
     count: int
@@ -40,17 +42,40 @@ class Bucket:
     gather: Tensor | None = None
     real: Tensor | None = None
     positions: Tensor | None = None
+    padding: Tensor | None = None
+
+    @classmethod
+    def of(cls, start_B: np.ndarray, length_B: np.ndarray, device: torch.device) -> Bucket:
+        """From the first positions and the lengths."""
+        count, longest = len(start_B), int(length_B.max())
+        if count == 1:
+            return cls(1, longest, int(start_B[0]))
+        offset_T, last_B = np.arange(longest), length_B - 1
+        gather_BT = start_B[:, None] + np.minimum(offset_T, last_B[:, None])
+        padding_BT = offset_T > last_B[:, None]
+        real = np.flatnonzero(~padding_BT.ravel())
+        gather, inside, positions = (torch.from_numpy(x).to(device) for x in (gather_BT.ravel(), real, gather_BT.ravel()[real]))
+        padding = torch.from_numpy(padding_BT[..., None, None]).to(device) if padding_BT.any() else None
+        return cls(count, longest, -1, gather, inside, positions, padding)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Runs of answers, and the prompt that each run attends to: prompts of one length, since their keys are not padded."""
+
+    answers: Bucket
+    prompts: Bucket
 
 
 @dataclass(frozen=True)
 class Segments:
-    """How the positions of a micro-batch attend. `prefixes`: (first, stop) of the answers, (first, stop) of the prompt that they share.
+    """How the positions of a micro-batch attend: each segment to itself, and answers to the prompt that they share.
 
     `bounds` [S + 1] int32 and `longest` are for kernels that take sequence boundaries; they hold only where nothing is shared.
     """
 
     buckets: tuple[Bucket, ...]
-    prefixes: tuple[tuple[int, int, int, int], ...]
+    prefixes: tuple[Shared, ...]
     bounds: Tensor
     longest: int
 
@@ -58,17 +83,18 @@ class Segments:
     def of(cls, table_S3: np.ndarray, device: torch.device) -> Segments:
         """From (start, stop, index of the prefix's segment or −1) of every segment, in order and without gaps."""
         start_S, stop_S, prefix_S = table_S3.T
-        prefixes: list[tuple[int, int, int, int]] = []
+        runs: list[tuple[int, int, int, int]] = []  # (first, stop) of answers in a row, (first, stop) of their prompt
         for s in np.flatnonzero(prefix_S >= 0):
             head = (int(start_S[prefix_S[s]]), int(stop_S[prefix_S[s]]))
             first = int(start_S[s])
             if first == int(stop_S[s]):
                 continue  # an answer of one token: the prompt predicts it
-            if prefixes and prefixes[-1][2:] == head and prefixes[-1][1] == first:
-                first = prefixes.pop()[0]
-            prefixes.append((first, int(stop_S[s]), *head))
+            if runs and runs[-1][2:] == head and runs[-1][1] == first:
+                first = runs.pop()[0]
+            runs.append((first, int(stop_S[s]), *head))
+        buckets = [Bucket.of(start_S[b], (stop_S - start_S)[b], device) for b in _alike(stop_S - start_S)]
         bounds = torch.from_numpy(np.append(start_S, stop_S[-1]).astype(np.int32)).to(device)
-        return cls(tuple(_buckets(start_S, stop_S, device)), tuple(prefixes), bounds, int((stop_S - start_S).max()))
+        return cls(tuple(buckets), tuple(_shared(np.array(runs).reshape(-1, 4), device)), bounds, int((stop_S - start_S).max()))
 
     @classmethod
     def of_positions(cls, position_RW: Tensor) -> Segments:
@@ -79,62 +105,75 @@ class Segments:
         return cls.of(table, position_RW.device)
 
 
-def _buckets(start_S: np.ndarray, stop_S: np.ndarray, device: torch.device) -> list[Bucket]:
-    length_S = stop_S - start_S
+def _alike(length_S: np.ndarray) -> Iterator[np.ndarray]:
+    """Indices of those of similar length, the longest first; empty ones are in none."""
     order = np.argsort(-length_S, kind="stable")
     order = order[length_S[order] > 0]
-    found, at = [], 0
-    while at < len(order):
-        longest = int(length_S[order[at]])
-        count = int(np.searchsorted(-length_S[order], -SLACK * longest, side="right")) - at
-        chosen = order[at : at + count]
-        at += count
-        if count == 1:
-            found.append(Bucket(1, longest, int(start_S[chosen[0]])))
-            continue
-        offset_T = np.arange(longest)
-        last_B = length_S[chosen] - 1
-        gather_BT = start_S[chosen][:, None] + np.minimum(offset_T, last_B[:, None])
-        real = np.flatnonzero((offset_T <= last_B[:, None]).ravel())
-        index = [torch.from_numpy(x).to(device) for x in (gather_BT.ravel(), real, gather_BT.ravel()[real])]
-        found.append(Bucket(count, longest, -1, *index))
-    return found
+    while len(order):
+        count = int(np.searchsorted(-length_S[order], -SLACK * length_S[order[0]], side="right"))
+        yield order[:count]
+        order = order[count:]
 
 
-def _take(x_QL: Tensor, bucket: Bucket) -> Tensor:
-    """[Q, L, ...] -> [B, Q, T, ...]."""
+def _shared(runs_P4: np.ndarray, device: torch.device) -> Iterator[Shared]:
+    """Short prompts are many, and a call for each would cost more than its products."""
+    start_P, stop_P, head_P, neck_P = runs_P4.T
+    prompt_P = neck_P - head_P
+    for length in np.unique(prompt_P):
+        same = np.flatnonzero(prompt_P == length)
+        for b in (same[alike] for alike in _alike((stop_P - start_P)[same])):
+            yield Shared(Bucket.of(start_P[b], (stop_P - start_P)[b], device), Bucket.of(head_P[b], prompt_P[b], device))
+
+
+def _take(x_LQ: Tensor, bucket: Bucket) -> Tensor:
+    """[L, Q, ...] -> [B, Q, T, ...], a view of whole rows."""
     if bucket.gather is None:
-        return x_QL[None, :, bucket.start : bucket.start + bucket.length]
-    return x_QL.index_select(1, bucket.gather).unflatten(1, (bucket.count, bucket.length)).transpose(0, 1)
+        return x_LQ[None, bucket.start : bucket.start + bucket.length].transpose(1, 2)
+    return x_LQ.index_select(0, bucket.gather).unflatten(0, (bucket.count, bucket.length)).transpose(1, 2)
 
 
-def _put(out_QL: Tensor, x_BQT: Tensor, bucket: Bucket) -> None:
-    """The inverse, without the padding, into `out_QL`."""
-    if bucket.gather is None:
-        out_QL[:, bucket.start : bucket.start + bucket.length] = x_BQT[0]
+def _rows(x_BQT: Tensor, bucket: Bucket) -> Tensor:
+    """The inverse, without the padding: [B, Q, T, ...] -> [real, Q, ...]."""
+    flat = x_BQT.transpose(1, 2).flatten(0, 1)
+    return flat if bucket.padding is None else flat.index_select(0, bucket.real)
+
+
+def _put(out_LQ: Tensor, x_BQT: Tensor, bucket: Bucket) -> None:
+    """Those rows to where they lie in `out_LQ`."""
+    if bucket.positions is None:
+        out_LQ[bucket.start : bucket.start + bucket.length] = _rows(x_BQT, bucket)
     else:
-        assert bucket.real is not None and bucket.positions is not None
-        out_QL.index_copy_(1, bucket.positions, x_BQT.transpose(0, 1).flatten(1, 2).index_select(1, bucket.real))
+        out_LQ.index_copy_(0, bucket.positions, _rows(x_BQT, bucket))
+
+
+def _add(out_LQ: Tensor, x_BQT: Tensor, bucket: Bucket) -> None:
+    """Those rows onto what lies there; a prompt may be there twice, for two runs of its answers."""
+    if bucket.positions is None:
+        out_LQ[bucket.start : bucket.start + bucket.length] += _rows(x_BQT, bucket)
+    else:
+        out_LQ.index_add_(0, bucket.positions, _rows(x_BQT, bucket))
 
 
 class _Attend(torch.autograd.Function):
-    """`out_QLD` from `q`, `k`, `v` [Q, L, D], on the CPU."""
+    """`out_LQD` from `q`, `k`, `v` [L, Q, D], on the CPU. The log-sum-exp of every position is kept as [L, Q]."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
+        q, k, v = (x.contiguous() for x in (q, k, v))  # as models lay them out, so that nothing is copied
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
         kernel = aten._scaled_dot_product_flash_attention_for_cpu
         for bucket in segments.buckets:
             part, part_lse = kernel(*(_take(x, bucket) for x in (q, k, v)), is_causal=True, scale=scale)
             _put(out, part, bucket)
             _put(lse, part_lse, bucket)
-        for first, stop, head, neck in segments.prefixes:
-            part, part_lse = kernel(q[None, :, first:stop], k[None, :, head:neck], v[None, :, head:neck], scale=scale)
-            own_lse = lse[:, first:stop]
-            both = torch.logaddexp(own_lse, part_lse[0])
-            own = out[:, first:stop]
-            own.mul_((own_lse - both).exp_()[..., None]).add_(part[0] * (part_lse[0] - both).exp_()[..., None])
-            lse[:, first:stop] = both
+        for shared in segments.prefixes:
+            answers, prompts = shared.answers, shared.prompts
+            part, part_lse = kernel(_take(q, answers), _take(k, prompts), _take(v, prompts), scale=scale)
+            own_lse = _take(lse, answers)
+            both = torch.logaddexp(own_lse, part_lse)
+            own = _take(out, answers) * (own_lse - both).exp_()[..., None]
+            _put(out, own.add_(part * (part_lse - both).exp_()[..., None]), answers)
+            _put(lse, both, answers)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.segments, ctx.scale = segments, scale
         return out
@@ -145,20 +184,21 @@ class _Attend(torch.autograd.Function):
         grad = grads[0].contiguous()
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         kernel = aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+        def taken(own: Bucket, keys: Bucket) -> list[Tensor]:
+            upstream = _take(grad, own)
+            if own.padding is not None:
+                upstream.masked_fill_(own.padding.transpose(1, 2), 0.0)  # nothing comes back through padding
+            return [upstream, _take(q, own), _take(k, keys), _take(v, keys), _take(out, own), _take(lse, own).contiguous()]
+
         for bucket in ctx.segments.buckets:
-            upstream = _take(grad, bucket)
-            if bucket.gather is not None and bucket.real is not None and len(bucket.real) < len(bucket.gather):
-                real = torch.zeros_like(bucket.gather, dtype=grad.dtype).index_fill_(0, bucket.real, 1.0)
-                upstream = upstream * real.view(bucket.count, 1, bucket.length, 1)  # nothing comes back through padding
-            given = [_take(x, bucket) for x in (q, k, v, out, lse)]
-            for total, part in zip((dq, dk, dv), kernel(upstream, *given, 0.0, True, scale=ctx.scale), strict=True):
+            parts = kernel(*taken(bucket, bucket), 0.0, True, scale=ctx.scale)
+            for total, part in zip((dq, dk, dv), parts, strict=True):
                 _put(total, part, bucket)
-        for first, stop, head, neck in ctx.segments.prefixes:
-            own, shared = (None, slice(None), slice(first, stop)), (None, slice(None), slice(head, neck))
-            parts = kernel(grad[own], q[own], k[shared], v[shared], out[own], lse[own], 0.0, False, scale=ctx.scale)
-            dq[:, first:stop] += parts[0][0]
-            dk[:, head:neck] += parts[1][0]
-            dv[:, head:neck] += parts[2][0]
+        for shared in ctx.segments.prefixes:
+            parts = kernel(*taken(shared.answers, shared.prompts), 0.0, False, scale=ctx.scale)
+            for total, part, bucket in zip((dq, dk, dv), parts, (shared.answers, shared.prompts, shared.prompts), strict=True):
+                _add(total, part, bucket)
         return dq, dk, dv, None, None
 
 
@@ -174,7 +214,7 @@ def attend(q_QLD: Tensor, k_KLD: Tensor, v_KLD: Tensor, segments: Segments, scal
     repeat = len(q_QLD) // len(k_KLD)
     if repeat > 1:
         k_KLD, v_KLD = (x.repeat_interleave(repeat, dim=0) for x in (k_KLD, v_KLD))
-    return _Attend.apply(q_QLD, k_KLD, v_KLD, segments, scale)
+    return _Attend.apply(*(x.transpose(0, 1) for x in (q_QLD, k_KLD, v_KLD)), segments, scale).transpose(0, 1)
 
 
 def segment_attention(

@@ -73,10 +73,24 @@ def test_narrow_dtypes_are_merged_in_float32(dtype: torch.dtype, tolerance: floa
 
 def test_answers_of_a_prompt_are_one_call_and_similar_lengths_one_bucket() -> None:
     found = Segments.of(table_of([(10, [5, 0, 5]), (10, []), (9, [1])]), CPU)
-    assert found.prefixes == ((10, 20, 0, 10), (39, 40, 30, 39))
+    runs = [(s.answers.start, s.answers.length, s.prompts.start, s.prompts.length) for s in found.prefixes]
+    assert runs == [(39, 1, 30, 9), (10, 10, 0, 10)]
     assert sorted((b.count, b.length) for b in found.buckets) == [(1, 1), (2, 5), (3, 10)]
     padding = [b.count * b.length - len(b.real) for b in found.buckets if b.real is not None]
     assert sorted(padding) == [0, 1]
+
+
+def test_prompts_of_one_length_are_one_call_but_for_answers_of_other_lengths() -> None:
+    found = Segments.of(table_of([(6, [5, 3]), (6, [40]), (6, [9]), (7, [8])]), CPU)
+    calls = [(s.answers.count, s.answers.length, s.prompts.count, s.prompts.length) for s in found.prefixes]
+    assert calls == [(1, 40, 1, 6), (2, 9, 2, 6), (1, 8, 1, 7)]
+    compare(table_of([(6, [5, 3]), (6, [40]), (6, [9]), (7, [8])]), torch.float64, 2, 1e-12)
+
+
+def test_runs_of_one_prompt_that_lie_apart_all_count_in_its_gradient() -> None:
+    """Two runs of answers in one call that read the same keys."""
+    rows = [(0, 4, -1), (4, 8, 0), (8, 12, -1), (12, 15, 2), (15, 19, 0)]
+    compare(np.array(rows), torch.float64, HEADS, 1e-12)
 
 
 def test_positions_that_restart_are_sequences() -> None:
