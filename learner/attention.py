@@ -33,7 +33,7 @@ class Bucket:
     """Segments of similar length as one padded batch. Padding repeats a segment's last position, after it, where no real one looks.
 
     `gather` are the B·T positions read; `real` says which of them are no padding, and `positions` where these lie; `padding`
-    [B, T, 1, 1] marks the others, where there are any. A bucket of one segment is a slice from `start`, and these are None.
+    [B, 1, T, 1] marks the others, where there are any. A bucket of one segment is a slice from `start`, and these are None.
     """
 
     count: int
@@ -55,7 +55,7 @@ class Bucket:
         padding_BT = offset_T > last_B[:, None]
         real = np.flatnonzero(~padding_BT.ravel())
         gather, inside, positions = (torch.from_numpy(x).to(device) for x in (gather_BT.ravel(), real, gather_BT.ravel()[real]))
-        padding = torch.from_numpy(padding_BT[..., None, None]).to(device) if padding_BT.any() else None
+        padding = torch.from_numpy(padding_BT[:, None, :, None]).to(device) if padding_BT.any() else None
         return cls(count, longest, -1, gather, inside, positions, padding)
 
 
@@ -83,6 +83,7 @@ class Segments:
     def of(cls, table_S3: np.ndarray, device: torch.device) -> Segments:
         """From (start, stop, index of the prefix's segment or −1) of every segment, in order and without gaps."""
         start_S, stop_S, prefix_S = table_S3.T
+        length_S = stop_S - start_S
         runs: list[tuple[int, int, int, int]] = []  # (first, stop) of answers in a row, (first, stop) of their prompt
         for s in np.flatnonzero(prefix_S >= 0):
             head = (int(start_S[prefix_S[s]]), int(stop_S[prefix_S[s]]))
@@ -92,9 +93,9 @@ class Segments:
             if runs and runs[-1][2:] == head and runs[-1][1] == first:
                 first = runs.pop()[0]
             runs.append((first, int(stop_S[s]), *head))
-        buckets = [Bucket.of(start_S[b], (stop_S - start_S)[b], device) for b in _alike(stop_S - start_S)]
+        buckets = [Bucket.of(start_S[b], length_S[b], device) for b in _alike(length_S)]
         bounds = torch.from_numpy(np.append(start_S, stop_S[-1]).astype(np.int32)).to(device)
-        return cls(tuple(buckets), tuple(_shared(np.array(runs).reshape(-1, 4), device)), bounds, int((stop_S - start_S).max()))
+        return cls(tuple(buckets), tuple(_shared(np.array(runs).reshape(-1, 4), device)), bounds, int(length_S.max()))
 
     @classmethod
     def of_positions(cls, position_RW: Tensor) -> Segments:
@@ -116,13 +117,16 @@ def _alike(length_S: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _shared(runs_P4: np.ndarray, device: torch.device) -> Iterator[Shared]:
-    """Short prompts are many, and a call for each would cost more than its products."""
+    """From (first, stop) of every run and of its prompt: those of similar length with prompts of one length together.
+
+    Short prompts are many, and a kernel call for each would cost more than its products.
+    """
     start_P, stop_P, head_P, neck_P = runs_P4.T
-    prompt_P = neck_P - head_P
-    for length in np.unique(prompt_P):
-        same = np.flatnonzero(prompt_P == length)
-        for b in (same[alike] for alike in _alike((stop_P - start_P)[same])):
-            yield Shared(Bucket.of(start_P[b], (stop_P - start_P)[b], device), Bucket.of(head_P[b], prompt_P[b], device))
+    length_P, prompt_P = stop_P - start_P, neck_P - head_P
+    for size in np.unique(prompt_P):
+        same = np.flatnonzero(prompt_P == size)
+        for b in (same[alike] for alike in _alike(length_P[same])):
+            yield Shared(Bucket.of(start_P[b], length_P[b], device), Bucket.of(head_P[b], prompt_P[b], device))
 
 
 def _take(x_LQ: Tensor, bucket: Bucket) -> Tensor:
@@ -172,7 +176,7 @@ class _Attend(torch.autograd.Function):
             own_lse = _take(lse, answers)
             both = torch.logaddexp(own_lse, part_lse)
             own = _take(out, answers) * (own_lse - both).exp_()[..., None]
-            _put(out, own.add_(part * (part_lse - both).exp_()[..., None]), answers)
+            _put(out, own.add_(part * (part_lse - both).exp_()[..., None]).to(out.dtype), answers)
             _put(lse, both, answers)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.segments, ctx.scale = segments, scale
@@ -188,7 +192,7 @@ class _Attend(torch.autograd.Function):
         def taken(own: Bucket, keys: Bucket) -> list[Tensor]:
             upstream = _take(grad, own)
             if own.padding is not None:
-                upstream.masked_fill_(own.padding.transpose(1, 2), 0.0)  # nothing comes back through padding
+                upstream.masked_fill_(own.padding, 0.0)  # nothing comes back through padding
             return [upstream, _take(q, own), _take(k, keys), _take(v, keys), _take(out, own), _take(lse, own).contiguous()]
 
         for bucket in ctx.segments.buckets:
@@ -211,10 +215,11 @@ def attend(q_QLD: Tensor, k_KLD: Tensor, v_KLD: Tensor, segments: Segments, scal
         bounds, longest = segments.bounds, segments.longest
         out: Tensor = aten._flash_attention_forward(*given, bounds, bounds, longest, longest, 0.0, True, False, scale=scale)[0]
         return out.transpose(0, 1)
+    q, k, v = (x.transpose(0, 1) for x in (q_QLD, k_KLD, v_KLD))
     repeat = len(q_QLD) // len(k_KLD)
     if repeat > 1:
-        k_KLD, v_KLD = (x.repeat_interleave(repeat, dim=0) for x in (k_KLD, v_KLD))
-    return _Attend.apply(*(x.transpose(0, 1) for x in (q_QLD, k_KLD, v_KLD)), segments, scale).transpose(0, 1)
+        k, v = (x.repeat_interleave(repeat, dim=1) for x in (k, v))
+    return _Attend.apply(q, k, v, segments, scale).transpose(0, 1)
 
 
 def segment_attention(

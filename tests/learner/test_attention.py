@@ -71,6 +71,11 @@ def test_narrow_dtypes_are_merged_in_float32(dtype: torch.dtype, tolerance: floa
     compare(table_of([(40, [70, 66, 3, 0, 1]), (7, []), (33, [50])]), dtype, 2, tolerance)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-6), (torch.bfloat16, 3e-2)])
+def test_narrow_dtypes_where_prompts_are_one_call(dtype: torch.dtype, tolerance: float) -> None:
+    compare(table_of([(6, [5, 3]), (6, [9]), (6, [4, 2])]), dtype, 2, tolerance)
+
+
 def test_answers_of_a_prompt_are_one_call_and_similar_lengths_one_bucket() -> None:
     found = Segments.of(table_of([(10, [5, 0, 5]), (10, []), (9, [1])]), CPU)
     runs = [(s.answers.start, s.answers.length, s.prompts.start, s.prompts.length) for s in found.prefixes]
@@ -81,10 +86,11 @@ def test_answers_of_a_prompt_are_one_call_and_similar_lengths_one_bucket() -> No
 
 
 def test_prompts_of_one_length_are_one_call_but_for_answers_of_other_lengths() -> None:
-    found = Segments.of(table_of([(6, [5, 3]), (6, [40]), (6, [9]), (7, [8])]), CPU)
+    table = table_of([(6, [5, 3]), (6, [40]), (6, [9]), (7, [8])])
+    found = Segments.of(table, CPU)
     calls = [(s.answers.count, s.answers.length, s.prompts.count, s.prompts.length) for s in found.prefixes]
     assert calls == [(1, 40, 1, 6), (2, 9, 2, 6), (1, 8, 1, 7)]
-    compare(table_of([(6, [5, 3]), (6, [40]), (6, [9]), (7, [8])]), torch.float64, 2, 1e-12)
+    compare(table, torch.float64, 2, 1e-12)
 
 
 def test_runs_of_one_prompt_that_lie_apart_all_count_in_its_gradient() -> None:
