@@ -19,6 +19,8 @@ from typing import Any
 
 OBJECT_STORE = 512 * 2**20  # bytes; a private cluster holds a few batches of tokens
 ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+# Ray starts a worker for each core in advance, of which a run can use none: its actors have environments of their own.
+NO_IDLE_WORKERS = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
 MARK = "winnow-head "
 END_SECONDS = 8.0
@@ -38,6 +40,7 @@ class HeadProcess:
             stderr=stderr,
             text=True,
             start_new_session=True,
+            env=os.environ | NO_IDLE_WORKERS,
         )
 
     @cached_property

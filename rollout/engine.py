@@ -12,11 +12,12 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from rollout import reaper
+from rollout import forkserver, reaper
 from rollout.config import RolloutConfig
 from rollout.records import Completion, Finish, Prompt, Sampling, Span
 from rollout.weights import WeightManifest
@@ -107,24 +108,32 @@ class VllmEngine:
         self.sockets = tempfile.mkdtemp(prefix="winnow-engine-")  # a short path: the name of a socket has 107 bytes
         os.environ["VLLM_RPC_BASE_PATH"] = self.sockets
         reaper.start(os.getpid(), f"{OWNER_VARIABLE}={os.getpid()}", self.sockets)
+        if self.on_cpu:
+            forkserver.start()
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._engine_args()))
+        with forkserver.forked() if self.on_cpu else nullcontext():
+            self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._engine_args()))
         await self.llm.collective_rpc("winnow_start")
         await self.llm.update_weight_version(str(self.version))
         warm = Prompt(-1, np.array([self.stop_token_ids[0]] * 2, dtype=np.int32), "", "", "", "", "")
         await self.generate(warm, Sampling(n=1, max_tokens=2, temperature=1.0, seed=0))
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it computes on CPUs."""
+        return self.config.engine_gpus == 0
+
     def _set_environment(self) -> None:
-        cpu = self.config.engine_gpus == 0
         os.environ[OWNER_VARIABLE] = str(os.getpid())
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+        os.environ["SPT_NOENV"] = "1"  # a core's title does not go over its environment, by which the reaper finds it
         if self.transfer_backend == "ipc":  # CUDA handles travel pickled, between this run's own actors alone
             os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
-        if cpu:
+        if self.on_cpu:
             # One engine does not own the machine: vLLM's own binding would put every engine on the first core,
             # and compiling for shapes that last milliseconds costs 20 s at the first request.
             os.environ["OMP_NUM_THREADS"] = str(self.config.engine_threads)
@@ -136,8 +145,7 @@ class VllmEngine:
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
     def _engine_args(self) -> dict[str, Any]:
-        config = self.config
-        cpu = config.engine_gpus == 0
+        config, cpu = self.config, self.on_cpu
         args: dict[str, Any] = {
             "model": self.model,
             "dtype": config.engine_dtype,
@@ -173,6 +181,8 @@ class VllmEngine:
         if self.llm is not None:
             self.llm.shutdown()
             self.llm = None
+            if self.on_cpu:
+                forkserver.stop()
             shutil.rmtree(self.sockets, ignore_errors=True)
 
     # -- generation -------------------------------------------------------------------------------------------------

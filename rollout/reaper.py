@@ -19,7 +19,7 @@ def start(owner: int, mark: str, folder: str) -> "subprocess.Popen[bytes]":
     """Watch `owner`; `mark` is `NAME=value` as it stands in the environment of the processes to kill, `folder` what to remove."""
     command = [sys.executable, "-I", "-S", os.path.abspath(__file__), str(owner), mark, folder]
     environment = {k: v for k, v in os.environ.items() if f"{k}={v}" != mark}
-    return subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, env=environment)
+    return subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment)
 
 
 def marked(mark: bytes) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -16,7 +17,7 @@ LONG += ["--warmup_steps", "900", "--warmup_guess_share", "0.6", "--warmup_guess
 
 
 def warmed(flags: list[str]) -> Path:
-    """The checkpoint, with tokenizer, that the warm-up of these flags (a recipe and what differs from it) ends in; a minute or two."""
+    """The checkpoint, with tokenizer, that the warm-up of these flags (a recipe and what differs from it) ends in; minutes."""
     from cluster.load import load
     from cluster.prepare import prepare, warmup_examples, warmup_key
     from learner.actor import LearnerRank
@@ -27,7 +28,7 @@ def warmed(flags: list[str]) -> Path:
         return folder
     with tempfile.TemporaryDirectory() as place:
         prepared = prepare(cfg, Path(place))
-        rank = LearnerRank(0, 1, prepared.settings, publish_dtype="float32", threads=1)
+        rank = LearnerRank(0, 1, prepared.settings, publish_dtype="float32", threads=len(os.sched_getaffinity(0)))
         rank.start("127.0.0.1", 0)
         rank.warm_up(warmup_examples(cfg, prepared, Path(place)), cfg.warmup.warmup_lr)
         made = Path(place) / "made"

@@ -18,7 +18,7 @@ from cluster.contract import TOLERANCE_16_BITS
 from cluster.weights import WeightError, check_report
 from learner.publish import Arena, write_manifest
 from rollout.config import RolloutConfig
-from rollout.engine import VllmEngine
+from rollout.engine import OWNER_VARIABLE, VllmEngine
 from rollout.records import Completion, Prompt, Sampling
 from rollout.weights import WeightManifest
 
@@ -49,6 +49,16 @@ def by_transformers(model: Any, prompt: Prompt, completion: Completion, temperat
         logp = (model(ids).logits[0].float() / temperature).log_softmax(-1)
     start = len(prompt.tokens_P)
     return logp[start - 1 : -1].gather(-1, ids[0, start:, None])[:, 0].numpy()
+
+
+def test_the_core_is_forked_from_the_process_that_imported_beside_its_owner(served: Any) -> None:
+    import psutil
+
+    (core,) = [p for p in map(psutil.Process, served.engine.pids()) if "VLLM::EngineCore" in p.cmdline()[0]]
+    server = core.parent()
+    assert server is not None and "forkserver" in " ".join(server.cmdline()) and server.ppid() == os.getpid()
+    assert core.environ()[OWNER_VARIABLE] == str(os.getpid()), "by this the reaper finds it"
+    assert "libgomp" in core.environ()["LD_PRELOAD"] and any("/torch/lib/libgomp" in m.path for m in core.memory_maps())
 
 
 def test_export_gives_the_learners_log_probabilities_in_vllm_and_transformers(
