@@ -103,10 +103,24 @@ def stay_on_loopback() -> None:
         ray_constants.ENABLE_RAY_CLUSTER = False
 
 
+def leave_out() -> None:
+    """Let a private cluster come up without three processes that do nothing for it, and take seconds of a core each to start.
+
+    They are the API server (there is no dashboard), the monitor (nothing here scales) and the monitor of logs (no
+    driver shows its workers' output). `ray.init` has no switch for them.
+    """
+    from ray._private.node import Node
+
+    for name in ("start_api_server", "start_monitor", "start_log_monitor"):
+        assert hasattr(Node, name), f"this Ray has no Node.{name}"
+        setattr(Node, name, lambda self, **_: None)
+
+
 def main() -> int:
     """Start Ray, say where, and wait for the end of standard input."""
     import ray
 
+    leave_out()
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     # "local": a cluster of its own, even where another runs on this machine, or where the trace of one that has died is left.
     context = ray.init("local", include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
