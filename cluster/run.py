@@ -167,6 +167,8 @@ class Session:
             self.display.note(note)
         if saved is None:
             self.record.open(-1 if resume else None)
+        else:
+            prepared.stream.load(saved.controller["stream"])  # another seed, other data: refused before anything starts or is cut off
         self.display.phase("starting the actors")
         services = await self.start(prepared)
         if saved is not None:

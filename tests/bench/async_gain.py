@@ -15,7 +15,7 @@ from tests.bench.rows import Row, compare
 from tests.bench.runs import Run
 from tests.bench.warmed import ADDITION, warmed
 
-PAIRS, STEPS, LEFT_OUT = 3, 24, 4
+PAIRS, STEPS, LEFT_OUT = 3, 18, 4
 TIMES: tuple[str, ...] = ("time/between_reports", "time/engines_busy", "time/train_total", "time/wait_generate")
 TIMES += ("sync/seconds_publish", "sync/seconds_paused")
 # A learning rate at which lengths stay as they are, so that the work does.

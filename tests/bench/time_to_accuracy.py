@@ -152,4 +152,4 @@ def race(name: str, flags: list[str], bar: float) -> list[Row]:
 
 def run() -> list[Row]:
     """Two-digit addition."""
-    return race("time_to_accuracy", [*ADDITION, "--steps", "60", "--eval_every", "1"], 1.5)
+    return race("time_to_accuracy", [*ADDITION, "--steps", "60", "--eval_every", "1", "--eval_prompts", "256"], 1.5)

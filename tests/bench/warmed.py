@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -28,7 +27,7 @@ def warmed(flags: list[str]) -> Path:
         return folder
     with tempfile.TemporaryDirectory() as place:
         prepared = prepare(cfg, Path(place))
-        rank = LearnerRank(0, 1, prepared.settings, publish_dtype="float32", threads=len(os.sched_getaffinity(0)))
+        rank = LearnerRank(0, 1, prepared.settings, publish_dtype="float32", threads=1)
         rank.start("127.0.0.1", 0)
         rank.warm_up(warmup_examples(cfg, prepared, Path(place)), cfg.warmup.warmup_lr)
         made = Path(place) / "made"

@@ -22,6 +22,7 @@ from tests.bench.rows import Row, compare
 from tests.learner.making import make_batch, make_group
 
 STEPS = 3
+ANSWERS, TOKENS = 2, 16  # few: a CPU without bfloat16 takes minutes for more, and what a step changes does not depend on it
 FLAGS = ["--warmup_steps", "0", "--lr", "1e-6", "--lr_warmup_steps", "0", "--lr_schedule", "constant", "--compute_dtype", "bfloat16"]
 FLAGS += ["--engine_dtype", "bfloat16", "--max_tokens", "64", "--variant", "grpo", "--kl_coef", "0", "--display", "none"]
 
@@ -35,7 +36,7 @@ def run() -> list[Row]:
         held, shares, changed, making, taking = HeldVersion(Path(folder, "held.bin")), [], [], [], []
         for step in range(STEPS + 1):
             if step:
-                groups = [make_group(g, answers=4, seed=step, lengths=np.full(4, 48)) for g in range(4)]
+                groups = [make_group(g, answers=ANSWERS, seed=step, lengths=np.full(ANSWERS, TOKENS)) for g in range(2)]
                 assert rank.learner is not None
                 taken = rank.learner.train_batch(make_batch(groups, step - 1)).steps
                 assert all(s.skipped == "" and s.lr == 1e-6 for s in taken), taken

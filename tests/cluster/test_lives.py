@@ -255,9 +255,10 @@ def test_a_checkpoint_of_another_model_is_named_and_the_one_before_is_used(whole
 def test_a_resume_that_is_refused_leaves_the_run_as_it_was(
     whole: Whole, lives: Lives, staleness: int, tmp_path: Path, flag: str, value: str
 ) -> None:
-    """Its config, its books and every log, also where each of its checkpoints was tried."""
+    """Its config, its books and every log beyond its newest checkpoint, also where each of its checkpoints was tried."""
     run_dir = tmp_path / "run"
     shutil.copytree(whole.run_dir, run_dir)
+    shutil.rmtree(sorted((run_dir / "checkpoints").iterdir())[-1])
     before = {p.name: p.read_bytes() for p in run_dir.iterdir() if p.suffix in (".toml", ".jsonl")}
     done = lives("--run_dir", str(run_dir), "--resume", f"--{flag}", value)
     assert done["code"] == 2 and "Traceback" not in done["text"], done["text"]
