@@ -99,9 +99,10 @@ def run() -> list[Row]:
     for turn in range(PAIRS):  # each peer next to ours, in alternating order
         for name in list(ways) if turn % 2 == 0 else reversed(list(ways)):
             times[name].append(few.seconds(ways[name]))
-    mine, note = times.pop("ours"), f"{FEW} tokens, forward and backward with entropies; limit: three products at {rate / 1e9:.0f} GFLOP/s"
+    note = f"{FEW} tokens, forward and backward with entropies; limit: three products at {rate / 1e9:.0f} GFLOP/s"
+    own = times.pop("ours")
     for name, peer in times.items():
-        rows.append(compare(f"loss_memory/time_{name}", "s", mine, peer, limit=floor, higher_is_better=False, least_ratio=1.0, note=note))
+        rows.append(compare(f"loss_memory/time_{name}", "s", own, peer, limit=floor, higher_is_better=False, least_ratio=1.0, note=note))
     bare = few.seconds(full_without_entropy)
     note = "full logits where no entropy is asked for, for comparison"
     rows.append(compare("loss_memory/full_logits_without_entropy", "s", bare, note=note))

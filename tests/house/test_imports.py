@@ -35,9 +35,10 @@ def test_imports_run_one_way() -> None:
     assert [line for module in modules() for line in one_way(module)] == []
 
 
+VLLM_OF_ROLLOUT = [f"rollout/{name}.py" for name in ("engine", "forkserver", "preloaded", "receive")]
 LIBRARIES = {
     "ray": lambda path: path.startswith("cluster/") or path.endswith("/actor.py"),
-    "vllm": lambda path: path in ("rollout/engine.py", "rollout/receive.py", "learner/publish.py"),
+    "vllm": lambda path: path in {"learner/publish.py", *VLLM_OF_ROLLOUT},
     "torch.distributed": lambda path: path in {f"learner/{name}.py" for name in ("model", "step", "checkpoint", "publish", "actor")},
     "wandb": lambda path: path == "cluster/sinks.py",
 }
