@@ -44,16 +44,16 @@ def main(owner: int, mark: bytes, folder: str) -> None:
         select.select([handle], [], [])
     except ProcessLookupError:
         pass
+    import shutil  # not before it is needed
+
     for _ in range(ROUNDS):
         for pid in marked(mark):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+        shutil.rmtree(folder, ignore_errors=True)
         time.sleep(PAUSE)
-    import shutil  # not before it is needed
-
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
